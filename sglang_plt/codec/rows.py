@@ -1,0 +1,39 @@
+"""What a codec sees of a KV pool: per layer one key and one value buffer, addressed by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+EXACT_TOKENS = 4
+"""The first tokens of a sequence (attention sinks) that every codec keeps bit for bit."""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Shape of the KV of one token: ``num_layers`` keys ``[kv_heads, head_dim]`` and values ``[kv_heads, v_head_dim]``."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's KV in the pool, all layers."""
+        return self.num_layers * self.kv_heads * (self.head_dim + self.v_head_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class PoolRows:
+    """The pool's own buffers, not copies: ``keys[l]`` ``[slots, kv_heads, head_dim]``, ``values[l]`` likewise."""
+
+    layout: RowLayout
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys[0].device
