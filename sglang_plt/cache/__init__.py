@@ -1,0 +1,1 @@
+"""The prefix cache that SGLang's scheduler drives, and the tier behind it."""

@@ -1,0 +1,37 @@
+PY := .venv/bin/python
+JSON_ARG = $(if $(JSON),--json $(JSON))
+
+.DEFAULT_GOAL := help
+.PHONY: help env lock demo-model test check demo bench-overhead bench-restore
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: ## make .venv from requirements.txt; does nothing when it is up to date
+	@scripts/env.sh
+
+lock: ## resolve requirements.in into requirements.txt; LOCK_ARGS=--upgrade for newer versions
+	@scripts/env.sh uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		$(LOCK_ARGS) requirements.in -o requirements.txt
+
+demo-model: env ## fetch the model of the demo and the tests into .cache/demo-model (once, half a minute)
+	@.venv/bin/sglang-plt demo-model
+
+test: demo-model ## run the tests; PYTEST_ARGS="tests/cli -k help" passes arguments on
+	@echo "test: running pytest; tests that start a server take about a minute each to bring it up" >&2
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: env ## lint, formatting, import contracts, types
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/lint-imports
+	@.venv/bin/mypy
+
+demo: env ## show the plug-in against SGLang's own cache; JSON=FILE also writes the numbers
+	@.venv/bin/sglang-plt demo $(JSON_ARG)
+
+bench-overhead: env ## what the cache costs when it does not help; JSON=FILE also writes the numbers
+	@$(PY) -m bench_serving.overhead $(JSON_ARG)
+
+bench-restore: env ## restore against prefill; JSON=FILE also writes the numbers
+	@$(PY) -m bench_serving.restore $(JSON_ARG)

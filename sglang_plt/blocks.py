@@ -1,0 +1,74 @@
+"""Encoded blocks as the trie sees them: immutable, reference-counted, addressed through views.
+
+A node holds views ``(block, start, stop)``; splitting a node edits its list of views and never the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class BlockState(Enum):
+    """Where the bytes of a block are."""
+
+    QUEUED = "queued"  # reserved; the writer has not encoded it yet
+    ENCODING = "encoding"
+    READY = "ready"
+    FAILED = "failed"  # encoding failed on this rank: a miss when it is asked for
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """At most ``BLOCK_TOKENS`` consecutive rows of one sequence, encoded once.
+
+    Attributes:
+        id: unique within one store.
+        num_rows: rows (tokens) of the block.
+        num_bytes: bytes charged to the budget, a pure function of the shape so that every rank agrees.
+        position: absolute token position of row 0.
+        refs: views that need the block; at zero its bytes are released.
+        data: the encoded bytes when ``state`` is READY.
+    """
+
+    id: int
+    num_rows: int
+    num_bytes: int
+    position: int
+    state: BlockState = BlockState.QUEUED
+    refs: int = 0
+    data: Any = None
+    slots: Any = field(default=None, repr=False)  # rows still to be read, while QUEUED
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Rows ``[start, stop)`` of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def split_views(views: Iterable[View], length: int) -> tuple[list[View], list[View]]:
+    """Cut a list of views after ``length`` rows; a block that straddles the cut gains one reference."""
+    left: list[View] = []
+    right: list[View] = []
+    remaining = length
+    for view in views:
+        if remaining >= len(view):
+            left.append(view)
+        elif remaining <= 0:
+            right.append(view)
+        else:
+            middle = view.start + remaining
+            left.append(View(view.block, view.start, middle))
+            right.append(View(view.block, middle, view.stop))
+            view.block.refs += 1
+        remaining -= len(view)
+    return left, right

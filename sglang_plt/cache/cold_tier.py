@@ -1,0 +1,260 @@
+"""Demotion, write-ahead and restore: the traffic between the device slots of a trie and its encoded blocks.
+
+No SGLang here: a codec encodes and decodes rows by slot, ``agree_min`` makes tensor-parallel ranks agree.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sglang_plt.blocks import Block, BlockState, View
+from sglang_plt.cache.stats import CacheStats
+from sglang_plt.config import PLTConfig
+from sglang_plt.store import BlockStore, BlockWriter
+from sglang_plt.trie import Node, Trie
+
+logger = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 256
+
+
+class RowCodec(Protocol):
+    """What the tier asks of a codec over one KV pool."""
+
+    lossless: bool
+
+    def num_bytes(self, num_rows: int, position: int) -> int:
+        """Bytes of the block, from integers alone."""
+
+    def encode(self, slots: Any, position: int) -> Any:
+        """Encode the rows of ``slots``; ``position`` is the sequence position of the first."""
+
+    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int) -> None:
+        """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes."""
+
+
+class ColdTier:
+    """Keeps what eviction takes from the device.
+
+    Args:
+        trie: shared with the cache that owns this tier.
+        codec: None switches the tier off; everything evicted is then gone.
+        agree_min: the smallest of an integer over all ranks.
+        log: receives ``(event, **fields)`` of every decision.
+    """
+
+    def __init__(
+        self,
+        trie: Trie,
+        codec: RowCodec | None,
+        config: PLTConfig,
+        budget_bytes: int,
+        stats: CacheStats,
+        *,
+        agree_min: Callable[[int], int] = lambda value: value,
+        log: Callable[..., None] = lambda event, **fields: None,
+        background: bool = True,
+    ):
+        self.trie = trie
+        self.codec = codec if budget_bytes > 0 else None
+        self.config = config
+        self.stats = stats
+        self.store = BlockStore(budget_bytes)
+        self.writer = BlockWriter(self._encode, self._encode_failed, background)
+        self._agree_min = agree_min
+        self._log = log
+
+    @property
+    def enabled(self) -> bool:
+        return self.codec is not None
+
+    # -- demotion -------------------------------------------------------------------------------------------------
+
+    def demote(self, node: Node) -> Any:
+        """Take the slots of an evictable node, its rows encoded first where the store can hold them; returns the slots.
+
+        Every row has been read when this returns, so the slots may be freed at once.
+        """
+        if not node.views and not (node.lossy or self.codec is None):
+            self._reserve(node)
+        if node.views:
+            for view in node.views:
+                if self.writer.finish(view.block):
+                    self.stats.blocks_written_ahead += 1
+                else:
+                    self.stats.blocks_written_late += 1
+            self.stats.demoted_tokens += len(node)
+            self._log("demote", node=node.id, tokens=len(node))
+        else:
+            self._drop_below(node)
+            self.stats.dropped_tokens["hot"] += len(node)
+            self._log("drop_hot", node=node.id, tokens=len(node))
+        return self.trie.clear_hot(node)
+
+    def write_ahead(self) -> None:
+        """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them."""
+        if self.codec is None or not self.config.write_ahead:
+            return
+        for node in self.trie.hot_queue.frontier(self.config.write_ahead):
+            if node.views or node.lossy:
+                continue
+            if not self._reserve(node):
+                break
+            for view in node.views:
+                self.writer.submit(view.block)
+
+    def _reserve(self, node: Node) -> bool:
+        """Give a hot node blocks in state QUEUED; False when the store cannot make room."""
+        assert self.codec is not None
+        shapes = []
+        for start in range(0, len(node), BLOCK_TOKENS):
+            rows = min(BLOCK_TOKENS, len(node) - start)
+            shapes.append((start, rows, self.codec.num_bytes(rows, node.start + start)))
+        if not self._make_room(sum(num_bytes for _, _, num_bytes in shapes), node):
+            self.stats.store_full += 1
+            return False
+        views = [
+            self.store.add(rows, num_bytes, node.start + start, node.slots[start : start + rows])
+            for start, rows, num_bytes in shapes
+        ]
+        self.trie.set_views(node, views)
+        self._log("write", node=node.id, tokens=len(node))
+        return True
+
+    def _make_room(self, num_bytes: int, keep: Node) -> bool:
+        """Drop cold leaves in eviction order until ``num_bytes`` are free; nothing is dropped when that cannot work."""
+        if num_bytes > self.store.budget_bytes:
+            return False
+        while self.store.free_bytes < num_bytes:
+            victim = self.trie.cold_queue.peek()
+            if victim is None:
+                return self._drop_copies(num_bytes, keep)
+            self._drop_cold(victim)
+        return True
+
+    def _drop_copies(self, num_bytes: int, keep: Node) -> bool:
+        """Free the blocks of hot nodes, those last in line for eviction first: nothing is lost but the head start."""
+        copies = [
+            n for n in self.trie.nodes() if n.hot and n.views and not n.lossy and not n.pin_count and n is not keep
+        ]
+        for node in sorted(copies, key=lambda n: (n.last_access, n.id), reverse=True):
+            if self.store.free_bytes >= num_bytes:
+                break
+            self._cancel_reads(node.views)
+            self.store.release(self.trie.clear_views(node))
+            self._log("drop_copy", node=node.id, tokens=len(node))
+        return self.store.free_bytes >= num_bytes
+
+    def _cancel_reads(self, views: list[View]) -> None:
+        """A block in work reads slots: let it end before its node can lose them."""
+        for view in views:
+            if view.block.state is BlockState.ENCODING:
+                self.writer.finish(view.block)
+
+    def _drop_cold(self, node: Node) -> None:
+        self.stats.dropped_tokens["cold"] += len(node)
+        self._log("drop_cold", node=node.id, tokens=len(node))
+        self.store.release(self.trie.clear_views(node))
+
+    def _drop_below(self, node: Node) -> None:
+        """Drop the cold nodes below ``node``, deepest first: without their prefix they cannot be restored."""
+        stack, subtree = [child for child in node.children.values() if child.cold], []
+        while stack:
+            current = stack.pop()
+            subtree.append(current)
+            stack.extend(child for child in current.children.values() if child.cold)
+        for current in reversed(subtree):
+            self._drop_cold(current)
+
+    def prune_replay(self) -> None:
+        """Forget keys of evicted prefixes beyond ``config.replay_tokens``."""
+        while self.trie.replay_tokens > self.config.replay_tokens:
+            victim = self.trie.replay_queue.peek()
+            if victim is None:
+                return
+            self.stats.dropped_tokens["replay"] += len(victim)
+            self.trie.remove(victim)
+
+    # -- restore --------------------------------------------------------------------------------------------------
+
+    def restore(self, nodes: list[Node], slots: Any) -> bool:
+        """Decode a run of cold nodes, parent first, into ``slots``; all of them become hot, or none.
+
+        A block that is damaged, lost or fails on any rank is dropped on every rank with all that hangs below it.
+        """
+        started = time.perf_counter()
+        failed = self._agree_min(self._decode(nodes, slots))
+        if failed < len(nodes):
+            self.stats.restore_failures += 1
+            self._log("restore_failed", node=nodes[failed].id)
+            self._drop_below(nodes[failed])
+            self._drop_cold(nodes[failed])
+            return False
+        assert self.codec is not None
+        offset = 0
+        for node in nodes:
+            self.trie.set_hot(node, slots[offset : offset + len(node)], lossy=not self.codec.lossless)
+            offset += len(node)
+        self.stats.restores += 1
+        self.stats.restored_tokens += offset
+        self.stats.observe("decode", time.perf_counter() - started)
+        self._log("restore", node=nodes[-1].id, tokens=offset)
+        return True
+
+    def _decode(self, nodes: list[Node], slots: Any) -> int:
+        """Index of the first node that cannot be decoded on this rank; their number when all can."""
+        assert self.codec is not None
+        offset = 0
+        for index, node in enumerate(nodes):
+            position = node.start
+            for view in node.views:
+                block = view.block
+                self.writer.finish(block)
+                try:
+                    if block.state is not BlockState.READY:
+                        raise ValueError("the block was never encoded")
+                    target = slots[offset : offset + len(view)]
+                    self.codec.decode(block.data, view.start, view.stop, target, position - view.start)
+                except Exception as error:
+                    logger.warning(
+                        "PLT cache: block %d (%d tokens at position %d) cannot be restored and is dropped, "
+                        "its tokens are recomputed: %s: %s",
+                        block.id,
+                        block.num_rows,
+                        block.position,
+                        type(error).__name__,
+                        error,
+                    )
+                    return index
+                offset += len(view)
+                position += len(view)
+                self.stats.decoded_bytes += block.num_bytes * len(view) // block.num_rows
+        return len(nodes)
+
+    # -- encoding -------------------------------------------------------------------------------------------------
+
+    def _encode(self, block: Block) -> Any:
+        assert self.codec is not None
+        started = time.perf_counter()
+        data = self.codec.encode(block.slots, block.position)
+        self.stats.observe("encode", time.perf_counter() - started)
+        self.stats.encoded_bytes += block.num_bytes
+        return data
+
+    def _encode_failed(self, block: Block, error: Exception) -> None:
+        self.stats.encode_failures += 1
+        logger.warning(
+            "PLT cache: %d tokens at position %d cannot be encoded and will be recomputed: %s: %s",
+            block.num_rows,
+            block.position,
+            type(error).__name__,
+            error,
+        )
+
+    def clear(self) -> None:
+        """Forget all blocks; the caller clears the trie."""
+        self.writer.cancel()
+        self.store = BlockStore(self.store.budget_bytes)

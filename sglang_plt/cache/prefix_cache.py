@@ -1,0 +1,364 @@
+"""``PLTRadixCache``: SGLang's prefix-cache contract over the trie and its cold tier."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    DecLockRefParams,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InitLoadBackParams,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+
+from sglang_plt.cache.cold_tier import ColdTier, RowCodec
+from sglang_plt.cache.decision_log import DecisionLog
+from sglang_plt.cache.events import TrieEvents
+from sglang_plt.cache.metrics import CacheMetrics
+from sglang_plt.cache.stats import CacheStats
+from sglang_plt.config import PLTConfig
+from sglang_plt.keys import Key
+from sglang_plt.policy import make_order
+from sglang_plt.trie import Node, Trie
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+
+class PLTRadixCache(BasePrefixCache):
+    """Drop-in for SGLang's radix caches; node handles are :class:`sglang_plt.trie.Node`.
+
+    Args:
+        params: pools, page size and policy as SGLang builds them.
+        config: options of the cold tier.
+        codec: encodes and decodes rows of the pool; None is a cache without a cold tier.
+        budget_bytes: bytes of the cold tier on this rank.
+        rank: tensor-parallel rank, for logs and metrics.
+        agree_min: smallest of an integer over all ranks; needed where ranks hold different rows.
+    """
+
+    def __init__(
+        self,
+        params: CacheInitParams,
+        config: PLTConfig | None = None,
+        codec: RowCodec | None = None,
+        budget_bytes: int = 0,
+        *,
+        rank: int = 0,
+        agree_min: Callable[[int], int] = lambda value: value,
+        background: bool = True,
+    ):
+        self.config = config or PLTConfig()
+        self.disable = params.disable
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+        self.page_size = params.page_size
+        self.is_eagle = params.is_eagle
+        device = getattr(self.token_to_kv_pool_allocator, "device", "cpu")
+        self.device = torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu")
+        self._no_slots = torch.empty((0,), dtype=torch.int64, device=self.device)
+
+        self.trie = Trie(self.page_size, make_order(params.eviction_policy, params.eviction_policy_config))
+        self.stats = CacheStats()
+        self.decisions = DecisionLog(self.config.decision_log, rank)
+        self.events = TrieEvents(params, self.trie)
+        self.kv_events = self.events.recorder
+        self.cold = ColdTier(
+            self.trie,
+            codec,
+            self.config,
+            budget_bytes,
+            self.stats,
+            agree_min=agree_min,
+            log=self.decisions.record,
+            background=background,
+        )
+        self._pinned: Node | None = None
+        self.metrics: CacheMetrics | None = None
+        if params.enable_metrics:
+            self.init_metrics_collector()
+            self.metrics = CacheMetrics(self, rank)
+        self.reset()
+
+    # -- life cycle -----------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget everything; the caller clears the pools."""
+        self.cold.clear()
+        self._pinned = None
+        self.trie.clear()
+        self.root_node = self.trie.root
+        self.events.all_cleared()
+        self.decisions.record("reset")
+        self._publish()
+
+    def release_host_resources(self) -> None:
+        self.cold.writer.close()
+        self.decisions.close()
+
+    def supports_prefix_sharing(self) -> bool:
+        return not self.disable
+
+    # -- match ----------------------------------------------------------------------------------------------------
+
+    def _key(self, key: RadixKey) -> Key:
+        namespace = None if key.extra_key is None and key.cache_salt is None else (key.extra_key, key.cache_salt)
+        # a limit caps raw tokens, of which bigrams need one more than they count
+        return Key(key.token_ids, namespace, bigram=self.is_eagle or key.is_bigram, length=self._units(key))
+
+    def _units(self, key: RadixKey) -> int | None:
+        if key.limit is None:
+            return None
+        return max(0, key.limit - 1) if self.is_eagle or key.is_bigram else key.limit
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Longest prefix held hot, and behind it what a restore can bring back (reported as a host hit).
+
+        Cold nodes of a match for a request stay pinned until the next such match or its restore.
+        """
+        if params.req is not None:
+            self._unpin()
+        if self.disable:
+            return self._result(self.root_node, self.root_node)
+        hot, last = self.trie.match(self._key(params.key))
+        if last is not hot and last.stop - hot.stop < self.config.restore_threshold:
+            last = hot
+        if params.req is not None:
+            self.stats.matched_hot_tokens += hot.stop
+            self.stats.matched_cold_tokens += last.stop - hot.stop
+            self.decisions.record("match", hot=hot.stop, cold=last.stop - hot.stop)
+            if last is not hot:
+                self.trie.pin(last)
+                self._pinned = last
+        return self._result(hot, last)
+
+    @staticmethod
+    def _result(hot: Node, last: Node) -> MatchResult:
+        return MatchResult(
+            device_prefix_len=hot.stop,
+            last_device_node=hot,
+            last_host_node=hot,
+            best_match_node=last,
+            host_hit_length=last.stop - hot.stop,
+            full_kv_hit_length=last.stop,
+        )
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            pinned, self._pinned = self._pinned, None
+            self.trie.unpin(pinned)
+
+    def touch_prefix(self, key: RadixKey) -> None:
+        if not self.disable:
+            self.trie.match(self._key(key))
+
+    # -- restore --------------------------------------------------------------------------------------------------
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node]:
+        """Restore all of a promised host hit or nothing; zero tokens make the scheduler recompute."""
+        started = time.perf_counter()
+        last: Node = params.best_match_node
+        nodes = self._cold_run(last)
+        hot = nodes[0].parent if nodes else last
+        assert hot is not None
+        fallback = params.req.last_node if params.req is not None else hot
+        if not nodes or last.stop - hot.stop != params.host_hit_length:
+            self._unpin()
+            return 0, fallback
+        self.trie.pin(last)
+        self.trie.lock(hot)
+        try:
+            slots = self._allocate(params.host_hit_length)
+            restored = slots is not None and self.cold.restore(nodes, slots)
+            if slots is not None and not restored:
+                self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
+        finally:
+            self.trie.unlock(hot)
+            self._drop_pins(last)
+        if restored:
+            for node in nodes:
+                self.events.stored(node)
+        self.stats.observe("restore", time.perf_counter() - started)
+        self._publish()
+        return (params.host_hit_length, last) if restored else (0, fallback)
+
+    def _cold_run(self, last: Node) -> list[Node]:
+        """The cold nodes that end at ``last``, top first; empty when the path is no longer whole."""
+        nodes: list[Node] = []
+        node: Node | None = last
+        while node is not None and node.cold:
+            nodes.append(node)
+            node = node.parent
+        if node is None or not node.hot:
+            return []
+        nodes.reverse()
+        return nodes
+
+    def _drop_pins(self, last: Node) -> None:
+        self.trie.unpin(last)
+        self._unpin()
+
+    def _allocate(self, num_tokens: int) -> torch.Tensor | None:
+        allocator = self.token_to_kv_pool_allocator
+        shortfall = num_tokens - allocator.available_size()
+        if shortfall > 0:
+            self.evict(EvictParams(num_tokens=shortfall))
+        return allocator.alloc(num_tokens)
+
+    # -- insert ---------------------------------------------------------------------------------------------------
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert ``params.value`` under ``params.key``; its slots behind ``prefix_len`` belong to the tree afterwards."""
+        if self.disable:
+            return InsertResult(prefix_len=0)
+        assert params.key is not None
+        key = self._key(params.key)
+        value = params.value
+        if value is None:
+            value = torch.tensor(params.key.token_ids, dtype=torch.int64)
+        prefix_len, node = self.trie.insert(
+            key,
+            lambda start, stop: value[start:stop].clone(),
+            priority=params.priority or 0,
+            counted_len=params.inserted_len,
+            on_new=self.events.stored,
+        )
+        return InsertResult(prefix_len=prefix_len, last_device_node=node)
+
+    def checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
+        """Publish the request's first ``up_to`` tokens, give back its duplicates and anchor it on the tree's copy."""
+        if self.disable:
+            return
+        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        namespace = None if req.extra_key is None and req.cache_salt is None else (req.extra_key, req.cache_salt)
+        tokens: array = req.full_untruncated_fill_ids
+        key = Key(tokens, namespace, self.is_eagle, up_to - 1 if self.is_eagle else up_to)
+        key_len = key.aligned_len(self.page_size)
+        priority = req.priority or 0
+        hot_len, node = self.trie.insert(
+            key,
+            lambda start, stop: row[start:stop].to(torch.int64, copy=True),
+            priority=priority,
+            counted_len=req.kv.cache_inserted_len,
+            on_new=self.events.stored,
+        )
+        req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, key_len)
+        self._split_at_prompt(req, key, key_len, priority)
+
+        protected = req.kv.cache_protected_len
+        if hot_len > protected:
+            duplicates = row[protected:hot_len].to(torch.int64, copy=True)
+            self.req_to_token_pool.write(
+                (req.kv.req_pool_idx, slice(protected, hot_len)), self._slots_between(node, protected, hot_len)
+            )
+            self.token_to_kv_pool_allocator.free_segment(duplicates, start_pos=protected)
+        req.kv.cache_protected_len = key_len
+
+        self.unlock(req.lock)
+        req.lock = self.lock(node)
+        req.last_node = node
+        self.decisions.record("checkpoint", tokens=key_len, duplicates=hot_len - protected)
+
+    def _split_at_prompt(self, req: Req, key: Key, key_len: int, priority: int) -> None:
+        """Let the prompt outlive the answer: its nodes rank one priority higher and end where the prompt ends."""
+        prompt_len = len(req.origin_input_ids) - int(self.is_eagle)
+        prompt_len -= prompt_len % self.page_size
+        if 0 < prompt_len < key_len:
+            prompt = Key(key.tokens, key.namespace, key.bigram, prompt_len)
+            self.trie.insert(prompt, _never, priority=priority + 1, counted_len=prompt_len)
+
+    def _slots_between(self, node: Node, start: int, stop: int) -> torch.Tensor:
+        """Slots of positions ``[start, stop)`` on the path to ``node``."""
+        parts: list[torch.Tensor] = []
+        walk: Node | None = node
+        while walk is not None and walk.parent is not None and walk.stop > start:
+            if walk.start < stop:
+                parts.append(walk.slots[max(0, start - walk.start) : stop - walk.start])
+            walk = walk.parent
+        parts.reverse()
+        return torch.cat(parts) if parts else self._no_slots
+
+    def path_device_indices(self, node: Node) -> torch.Tensor:
+        return self._slots_between(node, 0, node.stop)
+
+    def on_release(self, req: Req, *, checkpointed: bool) -> None:
+        """A request has ended: its rows are evictable now, so write ahead what eviction would take next."""
+        if not self.disable:
+            self.cold.write_ahead()
+            self.cold.prune_replay()
+            self._publish()
+
+    # -- evict and lock -------------------------------------------------------------------------------------------
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Free at least ``params.num_tokens`` slots if unlocked nodes hold as many; cold copies stay where they fit."""
+        if self.disable or params.num_tokens <= 0:
+            return EvictResult()
+        started = time.perf_counter()
+        freed: list[torch.Tensor] = []
+        num_evicted = 0
+        while num_evicted < params.num_tokens and (node := self.trie.hot_queue.peek()) is not None:
+            self.events.removed(node)
+            num_evicted += len(node)
+            freed.append(self.cold.demote(node))
+        if freed:
+            # node slots are page-exact, and so is their concatenation
+            self.token_to_kv_pool_allocator.free_segment(torch.cat(freed), start_pos=0)
+        self.cold.prune_replay()
+        self.update_eviction_metrics(num_evicted, started)
+        self.stats.observe("evict", time.perf_counter() - started)
+        self._publish()
+        return EvictResult(num_tokens_evicted=num_evicted)
+
+    def inc_lock_ref(self, node: Node) -> IncLockRefResult:
+        if self.disable:
+            return IncLockRefResult(delta=0)
+        return IncLockRefResult(delta=-self.trie.lock(node))
+
+    def dec_lock_ref(self, node: Node, params: DecLockRefParams | None = None) -> DecLockRefResult:
+        if self.disable:
+            return DecLockRefResult(delta=0)
+        return DecLockRefResult(delta=self.trie.unlock(node))
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+
+    def evictable_size(self) -> int:
+        return self.trie.evictable_tokens
+
+    def protected_size(self) -> int:
+        return self.trie.protected_tokens
+
+    def total_size(self) -> int:
+        return self.trie.evictable_tokens + self.trie.protected_tokens
+
+    def all_values_flatten(self) -> torch.Tensor:
+        """Every slot that the tree owns."""
+        slots = [node.slots for node in self.trie.nodes() if node.hot]
+        return torch.cat(slots) if slots else self._no_slots
+
+    def pretty_print(self) -> None:
+        for node in self.trie.nodes():
+            print(f"{node.start:8d} {node!r} {list(node.key.tokens[:10])}")
+        print(f"#tokens: {self.total_size()}")
+
+    def _publish(self) -> None:
+        if self.metrics is not None:
+            self.metrics.publish()
+
+
+def _never(start: int, stop: int) -> torch.Tensor:
+    raise AssertionError(f"positions [{start}, {stop}) were inserted a moment ago")

@@ -1,0 +1,194 @@
+"""What every codec promises: rows of a pool to payload bytes and back."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from sglang_plt.codec.rope import Rotary
+from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows
+
+
+class EncodeError(ValueError):
+    """The rows cannot be encoded (a value is not finite, or too large); nothing usable was written."""
+
+
+def exact_rows(position: int, num_rows: int) -> int:
+    """How many of ``num_rows`` rows from absolute ``position`` on are among a sequence's first 4 tokens."""
+    return min(num_rows, max(0, EXACT_TOKENS - position))
+
+
+class Codec(ABC):
+    """Rows of one pool <-> payload bytes. Immutable, safe to call from several threads, and releases the GIL.
+
+    Args:
+        pool: the buffers rows are read from and written to; contiguous, one device.
+        rotary: how the model rotates keys, or None when that is not known; then keys are stored rotated.
+
+    Raises:
+        ValueError: a buffer disagrees with ``pool.layout``, or the codec cannot serve this layout.
+    """
+
+    name: str
+    version: int
+
+    def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
+        _check_pool(pool)
+        if rotary is not None and rotary.rotary_dim > pool.layout.head_dim:
+            raise ValueError(f"codec: rotary_dim {rotary.rotary_dim} exceeds head_dim {pool.layout.head_dim}")
+        self.pool = pool
+        self.layout = pool.layout
+        self.rotary = rotary
+        self.num_slots = len(pool.keys[0])
+        self._on_cpu = pool.device.type == "cpu"
+        # addresses for the CPU kernels; self.pool keeps the buffers alive
+        self._key_buffers = np.array([buffer.data_ptr() for buffer in pool.keys], np.int64)
+        self._value_buffers = np.array([buffer.data_ptr() for buffer in pool.values], np.int64)
+
+    @property
+    @abstractmethod
+    def stores_rotated_keys(self) -> bool:
+        """True when a payload decodes at the position it was encoded at only."""
+
+    @abstractmethod
+    def payload_bytes(self, num_rows: int, num_exact: int) -> int:
+        """Exact payload size: a function of these integers and the layout, never of content."""
+
+    @abstractmethod
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _decode(
+        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+    ) -> None: ...
+
+    def encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
+        """Encode pool rows into ``out``.
+
+        Args:
+            slots: int64 ``[n]``, pool rows of consecutive tokens.
+            position: absolute position of the first row.
+            num_exact: rows at the front (0..4) to keep bit for bit, keys rotated as they are.
+            out: uint8 ``[payload_bytes(n, num_exact)]``, C-contiguous, overwritten.
+
+        Raises:
+            EncodeError: a row holds a value that the format cannot represent; ``out`` is then unspecified.
+            ValueError: an argument is not as above.
+        """
+        self._check_rows(slots, position, len(slots), num_exact)
+        self._check_payload("out", out, len(slots), num_exact)
+        if out.ctypes.data % 16 == 0:
+            self._encode(slots, position, num_exact, out)
+            return
+        aligned = np.empty(len(out), np.uint8)
+        self._encode(slots, position, num_exact, aligned)
+        out[:] = aligned
+
+    def decode(
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+    ) -> None:
+        """Reconstruct rows ``start .. stop`` of a payload into the pool.
+
+        Args:
+            payload: uint8 ``[payload_bytes(num_rows, num_exact)]``, C-contiguous; not checked beyond its length.
+            num_rows, num_exact: as at :meth:`encode`.
+            start, stop: half-open row range, ``0 <= start <= stop <= num_rows``.
+            slots: int64 ``[stop - start]``, where the rows go.
+            position: absolute position of row 0 of the *payload* at its new place. Rows that were kept exact, and all
+                rows when :attr:`stores_rotated_keys`, are right at their old position only.
+
+        Raises:
+            ValueError: an argument is not as above; nothing is written.
+        """
+        if not 0 <= start <= stop <= num_rows:
+            raise ValueError(f"codec: need 0 <= start <= stop <= {num_rows} rows, got {start}..{stop}")
+        if len(slots) != stop - start:
+            raise ValueError(f"codec: rows {start}..{stop} need {stop - start} slots, got {len(slots)}")
+        self._check_rows(slots, position, num_rows, num_exact)
+        self._check_payload("payload", payload, num_rows, num_exact)
+        if start == stop:
+            return
+        if payload.ctypes.data % 16:
+            payload = payload.copy()
+        self._decode(payload, num_rows, num_exact, start, slots, position)
+
+    def warm_up(self) -> None:
+        """Compile what encode and decode need, on a scratch pool of one layer; the real pool is not touched."""
+        num_rows = EXACT_TOKENS + 2
+        if self.rotary is not None:
+            num_rows = min(num_rows, len(self.rotary.cos_sin))
+        num_exact = min(EXACT_TOKENS, num_rows)
+        layout = replace(self.layout, num_layers=1)
+        shape = (num_rows, layout.kv_heads)
+        keys = torch.zeros((*shape, layout.head_dim), dtype=layout.dtype, device=self.pool.device)
+        values = torch.zeros((*shape, layout.v_head_dim), dtype=layout.dtype, device=self.pool.device)
+        scratch = self._for_pool(PoolRows(layout, (keys,), (values,)))
+        slots = torch.arange(num_rows, device=self.pool.device)
+        payload = np.empty(scratch.payload_bytes(num_rows, num_exact), np.uint8)
+        scratch.encode(slots, 0, num_exact, payload)
+        scratch.decode(payload, num_rows, num_exact, 0, num_rows, slots, 0)
+
+    def _for_pool(self, pool: PoolRows) -> Codec:
+        """The same codec over another pool."""
+        return type(self)(pool, self.rotary)
+
+    def _check_rows(self, slots: torch.Tensor, position: int, num_rows: int, num_exact: int) -> None:
+        if slots.dtype != torch.int64 or slots.ndim != 1:
+            raise ValueError(f"codec: slots must be int64 [n], got {slots.dtype} {tuple(slots.shape)}")
+        # on a GPU this would cost a synchronisation, and its own indexing checks bounds
+        if slots.device.type == "cpu" and len(slots):
+            low, high = (int(x) for x in torch.aminmax(slots))
+            if low < 0 or high >= self.num_slots:
+                raise ValueError(f"codec: slots must be in 0..{self.num_slots - 1}, got {low}..{high}")
+        if position < 0:
+            raise ValueError(f"codec: position must not be negative, got {position}")
+        if not 0 <= num_exact <= min(EXACT_TOKENS, num_rows):
+            raise ValueError(f"codec: num_exact must be in 0..{min(EXACT_TOKENS, num_rows)}, got {num_exact}")
+
+    def _check_payload(self, name: str, array: np.ndarray, num_rows: int, num_exact: int) -> None:
+        expected = self.payload_bytes(num_rows, num_exact)
+        if array.dtype != np.uint8 or array.shape != (expected,) or not array.flags.c_contiguous:
+            raise ValueError(f"codec: {name} must be contiguous uint8 [{expected}], got {array.dtype} {array.shape}")
+
+
+def _check_pool(pool: PoolRows) -> None:
+    layout = pool.layout
+    for name, buffers, dim in (("keys", pool.keys, layout.head_dim), ("values", pool.values, layout.v_head_dim)):
+        if len(buffers) != layout.num_layers or layout.num_layers < 1:
+            raise ValueError(f"codec: pool.{name} has {len(buffers)} buffers for {layout.num_layers} layers")
+        for layer, buffer in enumerate(buffers):
+            expected = (len(pool.keys[0]), layout.kv_heads, dim)
+            if tuple(buffer.shape) != expected or buffer.dtype != layout.dtype or not buffer.is_contiguous():
+                raise ValueError(
+                    f"codec: pool.{name}[{layer}] must be contiguous {layout.dtype} {expected}, got "
+                    f"{buffer.dtype} {tuple(buffer.shape)} strides {buffer.stride()}"
+                )
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """uint8 array to a tensor over the same bytes, read-only ones too (torch would warn); keep ``array`` alive."""
+    if not len(array):
+        return torch.empty(0, dtype=torch.uint8)
+    alias = (ctypes.c_uint8 * len(array)).from_address(array.ctypes.data)
+    return torch.from_numpy(np.frombuffer(alias, np.uint8))
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Any contiguous tensor as flat uint8 ``[bytes]``."""
+    return rows.reshape(-1).view(torch.uint8)
+
+
+def slot_indices(slots: torch.Tensor) -> np.ndarray:
+    """Slots as the CPU kernels take them."""
+    return slots.cpu().contiguous().numpy()

@@ -1,0 +1,161 @@
+"""Codecs ``int8`` and ``int4``: asymmetric integer groups over un-rotated keys and over values."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sglang_plt.codec.base import Codec, EncodeError, as_bytes, as_tensor, slot_indices
+from sglang_plt.codec.rope import Rotary
+from sglang_plt.codec.rows import PoolRows
+from triton_ops import int_groups
+from triton_ops.int_groups.cpu_decode import decoder
+from triton_ops.int_groups.cpu_encode import encoder
+from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
+
+_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_RECORD_ALIGN = 16
+
+
+class IntGroups(Codec):
+    """``int8/1`` or ``int4/1``; the payload is laid out in FORMAT.md, the numbers in ``triton_ops.int_groups``.
+
+    Args:
+        bits: 4 or 8.
+        kernels: False runs the torch path on a CPU too; it is the specification and what a GPU runs.
+
+    Raises:
+        ValueError: the pool is not float32, bfloat16 or float16; or ``int4`` with an odd head dim.
+    """
+
+    version = 1
+
+    def __init__(self, pool: PoolRows, rotary: Rotary | None, bits: int, kernels: bool = True) -> None:
+        super().__init__(pool, rotary)
+        layout = self.layout
+        self.name, self.bits, self.kernels = f"int{bits}", bits, kernels
+        if layout.dtype not in _KINDS:
+            raise ValueError(f"codec {self.name}: a {layout.dtype} pool is not supported; use codec raw")
+        if bits == 4 and (layout.head_dim % 2 or layout.v_head_dim % 2):
+            raise ValueError(
+                f"codec int4: head dims must be even, got {layout.head_dim} and {layout.v_head_dim}; use codec int8"
+            )
+        rotary_dim, is_neox = (rotary.rotary_dim, rotary.is_neox) if rotary is not None else (0, True)
+        shape = (layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary_dim, is_neox)
+        self._use_kernels = kernels and self._on_cpu
+        self._encode_rows = encoder(bits, _KINDS[layout.dtype], *shape)
+        self._decode_rows = decoder(bits, _KINDS[layout.dtype], *shape)
+
+    @property
+    def stores_rotated_keys(self) -> bool:
+        return self.rotary is None
+
+    def _for_pool(self, pool: PoolRows) -> IntGroups:
+        return IntGroups(pool, self.rotary, self.bits, self.kernels)
+
+    def _sections(self, num_rows: int, num_exact: int) -> list[int]:
+        """Where the six sections of a layer record begin, then the record's length (see FORMAT.md)."""
+        layout = self.layout
+        rows = num_rows - num_exact
+        k, v = layout.kv_heads * layout.head_dim, layout.kv_heads * layout.v_head_dim
+        sizes = (
+            num_exact * k * layout.dtype.itemsize,
+            num_exact * v * layout.dtype.itemsize,
+            -(-rows // int_groups.GROUP) * 2 * k * 2,
+            rows * layout.kv_heads * 2 * 2,
+            rows * k * self.bits // 8,
+            rows * v * self.bits // 8,
+        )
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + size)
+        offsets[-1] = -(-offsets[-1] // _RECORD_ALIGN) * _RECORD_ALIGN
+        return offsets
+
+    def payload_bytes(self, num_rows: int, num_exact: int) -> int:
+        return self.layout.num_layers * self._sections(num_rows, num_exact)[-1]
+
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
+        if self.rotary is not None:
+            self.rotary.check_positions(position, len(slots))
+        if not self._use_kernels:
+            self._encode_torch(slots, position, num_exact, out)
+            return
+        sections = np.array(self._sections(len(slots), num_exact), np.int64)
+        out[:] = 0  # the padding
+        table = self._table(position, len(slots), inverse=True)
+        rows, buffers = slot_indices(slots), (self._key_buffers, self._value_buffers, self.num_slots)
+        failed = self._encode_rows(out, out.view(np.uint16), sections, *buffers, rows, table, num_exact)
+        if failed:
+            raise EncodeError(f"codec {self.name}: layer {failed - 1} holds a value not finite or beyond 65504")
+
+    def _decode(
+        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+    ) -> None:
+        if self.rotary is not None:
+            self.rotary.check_positions(position + start, len(slots))
+        if not self._use_kernels:
+            self._decode_torch(payload, num_rows, num_exact, start, slots, position)
+            return
+        payload = payload.view()
+        payload.flags.writeable = False  # one compiled variant
+        sections = np.array(self._sections(num_rows, num_exact), np.int64)
+        table = self._table(position + start, len(slots), inverse=False)
+        rows, buffers = slot_indices(slots), (self._key_buffers, self._value_buffers, self.num_slots)
+        self._decode_rows(payload, payload.view(np.uint16), sections, *buffers, rows, table, start, num_exact)
+
+    def _table(self, position: int, num_rows: int, inverse: bool) -> np.ndarray:
+        if self.rotary is None:
+            return np.zeros((1, 1), np.float32)
+        positions = torch.arange(position, position + num_rows)
+        rows = self.rotary.inverse_table(positions) if inverse else self.rotary.table(positions)
+        return rows.cpu().numpy()
+
+    def _encode_torch(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
+        target, at = as_tensor(out), 0
+        record_bytes = self._sections(len(slots), num_exact)[-1]
+        slots = slots.to(self.pool.device)
+        positions = torch.arange(position + num_exact, position + len(slots), device=slots.device)
+        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            k, v = keys[slots], values[slots]
+            kept = k[num_exact:].float()
+            if self.rotary is not None:
+                kept = self.rotary.undo(kept, positions)
+            try:
+                key_params, key_codes = int_groups.encode_keys(kept, self.bits)
+                value_params, value_codes = int_groups.encode_values(v[num_exact:].float(), self.bits)
+            except int_groups.NotEncodable as error:
+                raise EncodeError(f"codec {self.name}: layer {layer}: {error}") from error
+            parts = (k[:num_exact], v[:num_exact], key_params, value_params, key_codes, value_codes)
+            record = torch.cat([as_bytes(part) for part in parts])
+            target[at : at + len(record)].copy_(record)
+            target[at + len(record) : at + record_bytes] = 0
+            at += record_bytes
+
+    def _decode_torch(
+        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+    ) -> None:
+        layout, bits, device = self.layout, self.bits, self.pool.device
+        k_shape, v_shape = (layout.kv_heads, layout.head_dim), (layout.kv_heads, layout.v_head_dim)
+        half, sections = torch.float16, self._sections(num_rows, num_exact)
+        source = as_tensor(payload).view(layout.num_layers, sections[-1])
+        slots, stop = slots.to(device), start + len(slots)
+        first, last = max(start - num_exact, 0), max(stop - num_exact, 0)  # quantised rows to decode
+        num_kept = max(min(stop, num_exact) - start, 0)  # exact rows to copy
+        positions = torch.arange(position + num_exact + first, position + num_exact + last, device=device)
+        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            record = source[layer].to(device)
+            parts = [record[a:b] for a, b in zip(sections[:-1], sections[1:], strict=True)]
+            parts[5] = parts[5][: (num_rows - num_exact) * layout.kv_heads * layout.v_head_dim * bits // 8]
+            exact_k = parts[0].view(layout.dtype).view(num_exact, *k_shape)[start : start + num_kept]
+            exact_v = parts[1].view(layout.dtype).view(num_exact, *v_shape)[start : start + num_kept]
+            key_params = parts[2].view(half).view(-1, 2, *k_shape)
+            value_params = parts[3].view(half).view(-1, layout.kv_heads, 2)[first:last]
+            key_codes = parts[4].view(num_rows - num_exact, layout.kv_heads, -1)[first:last]
+            value_codes = parts[5].view(num_rows - num_exact, layout.kv_heads, -1)[first:last]
+            k = int_groups.decode_keys(key_params, key_codes, bits, first)
+            if self.rotary is not None:
+                k = self.rotary.apply(k, positions)
+            v = int_groups.decode_values(value_params, value_codes, bits)
+            keys.index_copy_(0, slots, torch.cat((exact_k, int_groups.to_pool_dtype(k, layout.dtype))))
+            values.index_copy_(0, slots, torch.cat((exact_v, int_groups.to_pool_dtype(v, layout.dtype))))

@@ -1,0 +1,119 @@
+"""The one frozen configuration of the cache; torch-free, validated on construction."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+CODECS = ("raw", "int8", "int4")
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be served; the message names option, value and remedy."""
+
+
+def parse_bytes(text: str | int, option: str = "bytes") -> int:
+    """``"4GiB"``, ``"500MB"`` or a plain number of bytes.
+
+    Raises:
+        ConfigError: not a size.
+    """
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ConfigError(f"{option}={text!r} is not a size; write bytes or a number with a unit, for example 4GiB")
+    if isinstance(text, int):
+        return text
+    stripped = text.strip()
+    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = stripped[len(number) :].upper()
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}={text!r} is not a size; write bytes or a number with a unit, for example 4GiB or 500MB"
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class PLTConfig:
+    """What ``--plt-*`` options, ``sgl.Engine(plt_*=...)`` keywords and the JSON file of ``--plt-config`` set.
+
+    Attributes:
+        codec: how demoted rows are stored: ``raw`` (bit-exact), ``int8`` or ``int4``.
+        cold_bytes: budget of the cold tier in bytes, per rank; None takes ``cold_fraction``. 0 switches the tier off.
+        cold_fraction: budget as a multiple of the bytes of the KV pool, used when ``cold_bytes`` is None.
+        restore_threshold: shorter runs of cold tokens are recomputed instead of restored.
+        write_ahead: tokens next in line for eviction that are encoded ahead of need.
+        replay_tokens: tokens of evicted prefixes whose keys are kept for their statistics.
+        decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
+    """
+
+    codec: str = "int8"
+    cold_bytes: int | None = None
+    cold_fraction: float = 2.0
+    restore_threshold: int = 16
+    write_ahead: int = 4096
+    replay_tokens: int = 1 << 20
+    decision_log: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ConfigError(f"--plt-codec={self.codec!r} is unknown; choose one of {', '.join(CODECS)}")
+        if self.cold_bytes is not None:
+            self._require_int("cold_bytes", minimum=0)
+        if isinstance(self.cold_fraction, bool) or not isinstance(self.cold_fraction, int | float):
+            raise ConfigError(f"--plt-cold-fraction={self.cold_fraction!r} must be a number, for example 2.0")
+        if not 0 <= self.cold_fraction <= 1000:
+            raise ConfigError(
+                f"--plt-cold-fraction={self.cold_fraction} must lie in 0..1000: it multiplies the bytes of the KV pool"
+            )
+        self._require_int("restore_threshold", minimum=1)
+        self._require_int("write_ahead", minimum=0)
+        self._require_int("replay_tokens", minimum=0)
+        if self.decision_log is not None and not isinstance(self.decision_log, str):
+            raise ConfigError(f"--plt-decision-log={self.decision_log!r} must be a path")
+
+    def _require_int(self, name: str, *, minimum: int) -> None:
+        value = getattr(self, name)
+        option = "--plt-" + name.replace("_", "-")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{option}={value!r} must be a whole number")
+        if value < minimum:
+            raise ConfigError(f"{option}={value} must be at least {minimum}")
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> PLTConfig:
+        """Build from option values; the key ``config`` names a JSON file that the other keys override.
+
+        Raises:
+            ConfigError: unknown key, wrong value, unreadable file.
+        """
+        values = dict(options)
+        path = values.pop("config", None)
+        merged = {**_read_json(path), **values} if path is not None else values
+        names = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(merged) - set(names))
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}; the options are {', '.join(names)}")
+        if merged.get("cold_bytes") is not None:
+            merged["cold_bytes"] = parse_bytes(merged["cold_bytes"], "--plt-cold-bytes")
+        return cls(**merged)
+
+    def budget_bytes(self, pool_bytes: int) -> int:
+        """Bytes of the cold tier next to a KV pool of ``pool_bytes``."""
+        return self.cold_bytes if self.cold_bytes is not None else int(self.cold_fraction * pool_bytes)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"--plt-config={path!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--plt-config={path!r} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"--plt-config={path!r} must hold one JSON object, got {type(content).__name__}")
+    return content

@@ -1,0 +1,119 @@
+"""``--radix-cache`` and ``--plt-*`` as real flags of SGLang's command line, and as keywords of ``sgl.Engine``.
+
+Option values ride on the server-arguments record as one plain attribute, which survives pickling to the scheduler
+process. They become a :class:`PLTConfig` in the launcher, so that a wrong value is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_plt.config import CODECS, ConfigError, PLTConfig
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+ATTRIBUTE = "_plt_options"
+PREFIX = "plt_"
+
+_SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+_ENGINE = "sglang.srt.entrypoints.engine"
+HOOKS = (f"{_SERVER_ARGS}.add_cli_args", f"{_SERVER_ARGS}.from_cli_args", f"{_SERVER_ARGS}.check_server_args")
+
+
+def install() -> None:
+    """Register the hooks that add, carry and check our options."""
+    HookRegistry.register(HOOKS[0], _after_add_cli_args, HookType.AFTER)
+    HookRegistry.register(HOOKS[1], _after_from_cli_args, HookType.AFTER)
+    HookRegistry.register(HOOKS[2], _before_check_server_args, HookType.BEFORE)
+    engine = sys.modules.get(_ENGINE)
+    if engine is not None:
+        # the record is a C struct whose construction no hook on __init__ sees, so Engine is handed a builder instead
+        engine.Engine.server_args_class = staticmethod(_engine_builder(engine.Engine.server_args_class))
+
+
+def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
+    default = PLTConfig()
+    group = parser.add_argument_group("sglang-plt", "Options of --radix-cache plt.")
+    group.add_argument(
+        "--radix-cache",
+        dest="radix_cache_backend",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="Prefix cache to use; the same as --radix-cache-backend. 'plt' selects sglang-plt.",
+    )
+
+    def add(name: str, type: Any, metavar: str, help: str, **kwargs: Any) -> None:
+        group.add_argument(f"--plt-{name}", type=type, metavar=metavar, default=argparse.SUPPRESS, help=help, **kwargs)
+
+    add("config", str, "FILE", "JSON file with these options, without the prefix; flags override it.")
+    add("codec", str, "CODEC", f"How evicted KV is stored: {', '.join(CODECS)} (default {default.codec}).")
+    add("cold-bytes", str, "SIZE", "Budget of the cold tier on each rank, for example 4GiB; 0 switches it off.")
+    add(
+        "cold-fraction",
+        float,
+        "F",
+        f"The same budget as a multiple of the bytes of the KV pool (default {default.cold_fraction}).",
+    )
+    add(
+        "restore-threshold",
+        int,
+        "TOKENS",
+        f"Recompute shorter runs of evicted tokens instead of restoring them (default {default.restore_threshold}).",
+    )
+    add(
+        "write-ahead",
+        int,
+        "TOKENS",
+        f"Encode this many tokens before eviction needs their slots (default {default.write_ahead}).",
+    )
+    add(
+        "replay-tokens",
+        int,
+        "TOKENS",
+        f"Keep the keys of this many dropped tokens for their statistics (default {default.replay_tokens}).",
+    )
+    add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
+
+
+def _after_from_cli_args(record: ServerArgs, *args: Any) -> None:
+    namespace = args[-1]
+    set_options(record, {k[len(PREFIX) :]: v for k, v in vars(namespace).items() if k.startswith(PREFIX)})
+
+
+def _engine_builder(original: Any) -> Any:
+    def build(**kwargs: Any) -> ServerArgs:
+        options = {k[len(PREFIX) :]: kwargs.pop(k) for k in list(kwargs) if k.startswith(PREFIX)}
+        record = original(**kwargs)
+        set_options(record, options)
+        return record
+
+    return build
+
+
+def set_options(record: ServerArgs, options: dict[str, Any]) -> None:
+    """Attach option values to a record."""
+    setattr(record, ATTRIBUTE, options)
+
+
+def options_of(record: ServerArgs) -> dict[str, Any]:
+    """The option values of a record; empty where none were given."""
+    return getattr(record, ATTRIBUTE, {})
+
+
+def _before_check_server_args(record: ServerArgs) -> None:
+    from sglang_plt.plugin.refusals import check_flags
+    from sglang_plt.plugin.seams import check_seams
+
+    if record.radix_cache_backend != "plt":
+        given = options_of(record)
+        if given:
+            flags = ", ".join(f"--plt-{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
+        return
+    check_seams()
+    check_flags(record, PLTConfig.from_options(options_of(record)))

@@ -1,0 +1,124 @@
+"""Every symbol of SGLang that we rely on, one row each, checked before a server starts on this cache."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from dataclasses import dataclass
+
+SGLANG_VERSION = "0.5.23"
+
+_MEM = "sglang.srt.mem_cache"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A dotted path, and parameters or members that must be found on it."""
+
+    path: str
+    parameters: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+
+class SeamError(RuntimeError):
+    """The installed SGLang is not the one that this version of sglang-plt was written for."""
+
+
+SEAMS = (
+    Seam(f"{_MEM}.registry.register_radix_cache_backend", parameters=("name", "factory")),
+    Seam(f"{_MEM}.registry.TreeCacheBuildContext", members=("__dataclass_fields__",)),
+    Seam(
+        f"{_MEM}.base_prefix_cache.BasePrefixCache",
+        members=(
+            "reset",
+            "match_prefix",
+            "checkpoint",
+            "evict",
+            "inc_lock_ref",
+            "dec_lock_ref",
+            "lock",
+            "unlock",
+            "path_device_indices",
+            "prefix_device_indices",
+            "init_load_back",
+            "load_back_is_cache_owned",
+            "on_release",
+            "touch_prefix",
+            "release_host_resources",
+            "init_metrics_collector",
+            "update_eviction_metrics",
+        ),
+    ),
+    Seam(
+        f"{_MEM}.base_prefix_cache.MatchResult",
+        members=("device_prefix_len", "last_device_node", "last_host_node", "best_match_node", "host_hit_length"),
+    ),
+    Seam(f"{_MEM}.base_prefix_cache.InitLoadBackParams", parameters=("best_match_node", "host_hit_length", "req")),
+    Seam(f"{_MEM}.base_prefix_cache.InsertParams", parameters=("key", "value", "inserted_len", "priority")),
+    Seam(
+        f"{_MEM}.radix_cache.RadixKey",
+        parameters=("token_ids", "extra_key", "is_bigram", "limit", "cache_salt"),
+    ),
+    Seam(
+        f"{_MEM}.events.KVCacheEventRecorder",
+        parameters=("enabled", "page_size", "dynamo_format", "lora_names"),
+        members=("record_store", "record_remove", "record_all_cleared", "take"),
+    ),
+    Seam(f"{_MEM}.utils.split_node_hash_value", parameters=("child_hash_value", "split_len", "page_size")),
+    Seam(
+        f"{_MEM}.cache_init_params.CacheInitParams",
+        parameters=(
+            "disable",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+            "page_size",
+            "is_eagle",
+            "tp_cache_group",
+            "eviction_policy",
+            "eviction_policy_config",
+            "enable_metrics",
+            "enable_kv_cache_events",
+        ),
+    ),
+    Seam(
+        f"{_MEM}.allocator.base.BaseTokenToKVPoolAllocator",
+        members=("available_size", "alloc", "free_segment", "get_kvcache"),
+    ),
+    Seam(f"{_MEM}.memory_pool.MHATokenToKVPool", members=("get_key_buffer", "get_value_buffer")),
+    Seam("sglang.srt.managers.schedule_batch.ReqKvInfo", members=("__dataclass_fields__",)),
+    Seam("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", parameters=("req",)),
+    Seam("sglang.srt.server_args.ServerArgs", members=("add_cli_args", "from_cli_args", "check_server_args")),
+    Seam("sglang.srt.plugins.hook_registry.HookRegistry", members=("register", "_patched")),
+)
+
+
+def check_seams(seams: tuple[Seam, ...] = SEAMS) -> None:
+    """Compare the installed SGLang with the table.
+
+    Raises:
+        SeamError: names every symbol that is missing or has changed, the installed version and the remedy.
+    """
+    problems = [problem for seam in seams for problem in _problems(seam)]
+    if problems:
+        from sglang.version import __version__
+
+        raise SeamError(
+            f"sglang-plt needs symbols of SGLang {SGLANG_VERSION}, but {__version__} is installed and differs: "
+            f"{'; '.join(problems)}. Install sglang=={SGLANG_VERSION}, or a release of sglang-plt made for "
+            f"{__version__}, or start the server without --radix-cache plt."
+        )
+
+
+def _problems(seam: Seam) -> list[str]:
+    try:
+        symbol = pkgutil.resolve_name(seam.path)
+    except (ImportError, AttributeError) as error:
+        return [f"{seam.path} is missing ({error})"]
+    problems = [f"{seam.path}.{name} is missing" for name in seam.members if not hasattr(symbol, name)]
+    if seam.parameters:
+        try:
+            accepted = inspect.signature(symbol).parameters
+        except (TypeError, ValueError):
+            return [*problems, f"{seam.path} has no signature"]
+        problems += [f"{seam.path} takes no {name!r}" for name in seam.parameters if name not in accepted]
+    return problems

@@ -1,0 +1,71 @@
+"""The slow twin of the trie's bookkeeping: recompute everything from the nodes and compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_plt.policy import EvictionQueue
+    from sglang_plt.trie import Node, Trie
+
+
+def check_trie(trie: Trie) -> None:
+    """Raise AssertionError on the first invariant or counter of ``trie`` that does not hold."""
+    counts = {"hot": 0, "cold": 0, "replay": 0}
+    protected = num_nodes = 0
+    queued: dict[str, int] = {"hot": 0, "cold": 0, "replay": 0}
+    for node in trie.nodes():
+        _check_node(trie, node)
+        num_nodes += 1
+        counts[node.tier] += len(node)
+        protected += len(node) if node.lock_count else 0
+        expected = _expected_queue(trie, node)
+        assert node.queue is expected, f"{node} is in the wrong queue"
+        if expected is not None:
+            queued[node.tier] += 1
+    assert num_nodes == trie.num_nodes, (num_nodes, trie.num_nodes)
+    assert trie.protected_tokens == protected, (trie.protected_tokens, protected)
+    assert trie.evictable_tokens + trie.protected_tokens == counts["hot"]
+    assert trie.cold_tokens == counts["cold"], (trie.cold_tokens, counts)
+    assert trie.replay_tokens == counts["replay"], (trie.replay_tokens, counts)
+    assert len(trie.hot_queue) == queued["hot"]
+    assert len(trie.cold_queue) == queued["cold"]
+    assert len(trie.replay_queue) == queued["replay"]
+
+
+def _check_node(trie: Trie, node: Node) -> None:
+    parent = node.parent
+    assert parent is not None
+    assert len(node.key) > 0
+    assert len(node.key) % trie.page_size == 0
+    assert node.start == parent.stop
+    assert node.key.namespace == parent.key.namespace or parent is trie.root
+    if node.slots is not None:
+        assert len(node.slots) == len(node.key)
+        assert parent.slots is not None, f"{node} is hot under {parent}"
+    elif node.views:
+        assert parent.resident, f"{node} is cold under {parent}"
+    if node.views:
+        assert sum(len(view) for view in node.views) == len(node.key)
+        position = node.start
+        for view in node.views:
+            assert 0 <= view.start < view.stop <= view.block.num_rows
+            assert view.block.position + view.start == position
+            assert view.block.refs > 0
+            position += len(view)
+    assert node.hot_children == sum(child.slots is not None for child in node.children.values())
+    assert node.resident_children == sum(child.resident for child in node.children.values())
+    if node.lock_count:
+        assert node.slots is not None
+    for child in node.children.values():
+        assert child.parent is node
+        assert child.lock_count <= node.lock_count
+        assert child.pin_count <= node.pin_count
+
+
+def _expected_queue(trie: Trie, node: Node) -> EvictionQueue | None:
+    if node.slots is not None:
+        return trie.hot_queue if node.hot_children == 0 and not node.lock_count else None
+    if node.views:
+        return trie.cold_queue if node.resident_children == 0 and not node.pin_count else None
+    return None if node.children else trie.replay_queue

@@ -1,0 +1,23 @@
+"""Asymmetric integer groups, formats ``int8/1`` and ``int4/1``. ``reference`` is the specification, ``cpu_*`` the kernels."""
+
+from triton_ops.int_groups.reference import (
+    BITS,
+    GROUP,
+    NotEncodable,
+    decode_keys,
+    decode_values,
+    encode_keys,
+    encode_values,
+    to_pool_dtype,
+)
+
+__all__ = [
+    "BITS",
+    "GROUP",
+    "NotEncodable",
+    "decode_keys",
+    "decode_values",
+    "encode_keys",
+    "encode_values",
+    "to_pool_dtype",
+]

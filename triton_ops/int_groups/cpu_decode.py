@@ -1,0 +1,143 @@
+"""CPU kernel: one encoded payload to pool rows, fused unpack + dequantise + RoPE + cast + scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from triton_ops.int_groups.cpu_scalars import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    float_to_bfloat,
+    float_to_half,
+    half_to_float,
+    pointer,
+)
+from triton_ops.int_groups.reference import GROUP
+
+
+@njit(inline="always")
+def _dequantise_row(codes, bits, dim, x, low, scale):
+    """One head row with one low and scale."""
+    if bits == 4:
+        for j in range(dim // 2):
+            x[j] = np.float32(codes[j] & np.uint8(15)) * scale + low
+            x[dim // 2 + j] = np.float32(codes[j] >> np.uint8(4)) * scale + low
+    else:
+        for j in range(dim):
+            x[j] = np.float32(codes[j]) * scale + low
+
+
+@njit(inline="always")
+def _dequantise_columns(codes, bits, dim, x, lows, scales):
+    """One head row with a low and a scale per channel."""
+    if bits == 4:
+        half = dim // 2
+        for j in range(half):
+            x[j] = np.float32(codes[j] & np.uint8(15)) * scales[j] + lows[j]
+            x[half + j] = np.float32(codes[j] >> np.uint8(4)) * scales[half + j] + lows[half + j]
+    else:
+        for j in range(dim):
+            x[j] = np.float32(codes[j]) * scales[j] + lows[j]
+
+
+@njit(inline="always")
+def _rotate(x, cos_sin, rotary_dim, is_neox):
+    half = rotary_dim // 2
+    if is_neox:
+        for j in range(half):
+            a = x[j]
+            b = x[half + j]
+            x[j] = a * cos_sin[j] - b * cos_sin[half + j]
+            x[half + j] = b * cos_sin[j] + a * cos_sin[half + j]
+    else:
+        for j in range(half):
+            a = x[2 * j]
+            b = x[2 * j + 1]
+            x[2 * j] = a * cos_sin[j] - b * cos_sin[half + j]
+            x[2 * j + 1] = b * cos_sin[j] + a * cos_sin[half + j]
+
+
+@njit(inline="always")
+def _store(x, kind, dim, out16):
+    if kind == BFLOAT16:
+        for j in range(dim):
+            out16[j] = float_to_bfloat(x[j])
+    else:
+        for j in range(dim):
+            out16[j] = float_to_half(x[j])
+
+
+@cache
+def decoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: int, is_neox: bool) -> Callable:
+    """The kernel for one shape (compiled at its first call; the constants let LLVM unroll and vectorise).
+
+    ``decode(payload, payload16, offsets, key_buffers, value_buffers, num_slots, slots, table, start, num_exact)``:
+    rows ``start .. start + len(slots)`` of ``payload`` (uint8; ``payload16`` the same bytes as uint16) into row
+    ``slots[i]`` of every layer's buffer. ``offsets`` int64: where the six sections of a layer record begin, and its
+    length. ``key_buffers`` and ``value_buffers`` int64 ``[layers]``: addresses of contiguous ``[num_slots, heads, dim]``.
+    ``table`` float32 ``[len(slots), rotary_dim]``, cosines then sines. The caller has checked every bound.
+    """
+    width, v_width = heads * dim, heads * v_dim
+    code_width, v_code_width = dim * bits // 8, v_dim * bits // 8
+    item = 4 if kind == FLOAT32 else 2
+
+    @njit(nogil=True, cache=True)
+    def decode(payload, payload16, offsets, key_buffers, value_buffers, num_slots, slots, table, start, num_exact):
+        scratch = np.empty(max(dim, v_dim), np.float32)
+        params = np.empty((heads, 2, dim), np.float32)
+        for layer in range(len(key_buffers)):
+            base = layer * offsets[6]
+            keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
+            values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
+            keys16, values16 = keys8.view(np.uint16), values8.view(np.uint16)
+            keys32, values32 = keys8.view(np.float32), values8.view(np.float32)
+            loaded = -1
+            for i in range(len(slots)):
+                slot = slots[i]
+                row = start + i - num_exact
+                if row < 0:
+                    for j in range(width * item):
+                        keys8[slot * width * item + j] = payload[base + offsets[0] + (start + i) * width * item + j]
+                    for j in range(v_width * item):
+                        values8[slot * v_width * item + j] = payload[
+                            base + offsets[1] + (start + i) * v_width * item + j
+                        ]
+                    continue
+                if row // GROUP != loaded:
+                    loaded = row // GROUP
+                    at = (base + offsets[2]) // 2 + loaded * 2 * width
+                    for part in range(2):
+                        for head in range(heads):
+                            for j in range(dim):
+                                params[head, part, j] = half_to_float(payload16[at + part * width + head * dim + j])
+                for head in range(heads):
+                    at = base + offsets[4] + (row * heads + head) * code_width
+                    codes = payload[at : at + code_width]
+                    at = slot * width + head * dim
+                    x = keys32[at : at + dim] if kind == FLOAT32 else scratch
+                    _dequantise_columns(codes, bits, dim, x, params[head, 0], params[head, 1])
+                    if rotary_dim > 0:
+                        _rotate(x, table[i], rotary_dim, is_neox)
+                    if kind != FLOAT32:
+                        _store(x, kind, dim, keys16[at : at + dim])
+                for head in range(heads):
+                    pair = (base + offsets[3]) // 2 + (row * heads + head) * 2
+                    low = half_to_float(payload16[pair])
+                    scale = half_to_float(payload16[pair + 1])
+                    at = base + offsets[5] + (row * heads + head) * v_code_width
+                    codes = payload[at : at + v_code_width]
+                    at = slot * v_width + head * v_dim
+                    x = values32[at : at + v_dim] if kind == FLOAT32 else scratch
+                    _dequantise_row(codes, bits, v_dim, x, low, scale)
+                    if kind != FLOAT32:
+                        _store(x, kind, v_dim, values16[at : at + v_dim])
+
+    return decode
+
+
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "decoder"]
