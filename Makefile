@@ -18,7 +18,7 @@ demo-model: env ## fetch the model of the demo and the tests into .cache/demo-mo
 	@.venv/bin/sglang-plt demo-model
 
 test: demo-model ## run the tests; PYTEST_ARGS="tests/cli -k help" passes arguments on
-	@echo "test: running pytest; tests that start a server take about a minute each to bring it up" >&2
+	@echo "test: running pytest; tests that start a server take one to two minutes to bring it up" >&2
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
 check: env ## lint, formatting, import contracts, types

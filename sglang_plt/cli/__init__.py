@@ -17,6 +17,7 @@ from sglang_plt import __version__
 from sglang_plt.cli.errors import UserError
 
 COMMANDS = {
+    "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",
 }
 """Name of a command -> the module that is it."""

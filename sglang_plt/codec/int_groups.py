@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 
@@ -10,7 +12,7 @@ from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
 from triton_ops import int_groups
 from triton_ops.int_groups.cpu_decode import decoder
-from triton_ops.int_groups.cpu_encode import encoder
+from triton_ops.int_groups.cpu_encode import encode
 from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -40,11 +42,11 @@ class IntGroups(Codec):
             raise ValueError(
                 f"codec int4: head dims must be even, got {layout.head_dim} and {layout.v_head_dim}; use codec int8"
             )
-        rotary_dim, is_neox = (rotary.rotary_dim, rotary.is_neox) if rotary is not None else (0, True)
-        shape = (layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary_dim, is_neox)
+        rotation = (rotary.rotary_dim, rotary.is_neox) if rotary is not None else (0, True)
+        dims = (layout.head_dim, layout.v_head_dim, *rotation)
         self._use_kernels = kernels and self._on_cpu
-        self._encode_rows = encoder(bits, _KINDS[layout.dtype], *shape)
-        self._decode_rows = decoder(bits, _KINDS[layout.dtype], *shape)
+        self._shape = (bits, _KINDS[layout.dtype], layout.kv_heads, *dims)
+        self._decode_rows = decoder(bits, _KINDS[layout.dtype], *dims)
 
     @property
     def stores_rotated_keys(self) -> bool:
@@ -85,7 +87,7 @@ class IntGroups(Codec):
         out[:] = 0  # the padding
         table = self._table(position, len(slots), inverse=True)
         rows, buffers = slot_indices(slots), (self._key_buffers, self._value_buffers, self.num_slots)
-        failed = self._encode_rows(out, out.view(np.uint16), sections, *buffers, rows, table, num_exact)
+        failed = encode(out, out.view(np.uint16), sections, *buffers, rows, table, num_exact, *self._shape)
         if failed:
             raise EncodeError(f"codec {self.name}: layer {failed - 1} holds a value not finite or beyond 65504")
 
@@ -102,7 +104,8 @@ class IntGroups(Codec):
         sections = np.array(self._sections(num_rows, num_exact), np.int64)
         table = self._table(position + start, len(slots), inverse=False)
         rows, buffers = slot_indices(slots), (self._key_buffers, self._value_buffers, self.num_slots)
-        self._decode_rows(payload, payload.view(np.uint16), sections, *buffers, rows, table, start, num_exact)
+        payload16, heads = payload.view(np.uint16), self.layout.kv_heads
+        self._decode_rows(payload, payload16, sections, *buffers, rows, table, start, num_exact, heads)
 
     def _table(self, position: int, num_rows: int, inverse: bool) -> np.ndarray:
         if self.rotary is None:
@@ -145,7 +148,7 @@ class IntGroups(Codec):
         positions = torch.arange(position + num_exact + first, position + num_exact + last, device=device)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
             record = source[layer].to(device)
-            parts = [record[a:b] for a, b in zip(sections[:-1], sections[1:], strict=True)]
+            parts = [record[a:b] for a, b in pairwise(sections)]
             parts[5] = parts[5][: (num_rows - num_exact) * layout.kv_heads * layout.v_head_dim * bits // 8]
             exact_k = parts[0].view(layout.dtype).view(num_exact, *k_shape)[start : start + num_kept]
             exact_v = parts[1].view(layout.dtype).view(num_exact, *v_shape)[start : start + num_kept]

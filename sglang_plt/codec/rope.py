@@ -66,7 +66,7 @@ class Rotary:
         return self._turn(x, self.table(positions), 1)
 
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Inverse of :meth:`apply`: ``(a cos' + b sin', b cos' - a sin')`` with :meth:`inverse_table`'s cos' and sin'."""
+        """Inverse of :meth:`apply`: ``(a cos + b sin, b cos - a sin)`` with the cos and sin of :meth:`inverse_table`."""
         return self._turn(x, self.inverse_table(positions), -1)
 
     def _turn(self, x: torch.Tensor, table: torch.Tensor, direction: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from sglang.version import __version__ as sglang_version
 
 from sglang_plt.codec import make_codec
+from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import block_bytes, decode_block, encode_block, fingerprint
 from sglang_plt.host.pool import pool_rows
 from sglang_plt.host.rotary import find_rotary
@@ -55,7 +56,7 @@ class PoolCodec:
         return f"{self._codec.name}/{self._codec.version} ({keys})"
 
     def num_bytes(self, num_rows: int, position: int) -> int:
-        return block_bytes(self._codec, num_rows, position)
+        return block_bytes(self._codec, num_rows, exact_rows(position, num_rows))
 
     def encode(self, slots: torch.Tensor, position: int) -> np.ndarray:
         if self._device.type == "cuda":

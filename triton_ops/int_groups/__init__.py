@@ -1,4 +1,4 @@
-"""Asymmetric integer groups, formats ``int8/1`` and ``int4/1``. ``reference`` is the specification, ``cpu_*`` the kernels."""
+"""Asymmetric integer groups, formats ``int8/1`` and ``int4/1``. ``reference`` specifies, ``cpu_*`` are the kernels."""
 
 from triton_ops.int_groups.reference import (
     BITS,

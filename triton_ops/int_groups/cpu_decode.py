@@ -10,7 +10,6 @@ from numba import carray, njit
 
 from triton_ops.int_groups.cpu_scalars import (
     BFLOAT16,
-    FLOAT16,
     FLOAT32,
     float_to_bfloat,
     float_to_half,
@@ -73,25 +72,26 @@ def _store(x, kind, dim, out16):
 
 
 @cache
-def decoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: int, is_neox: bool) -> Callable:
-    """The kernel for one shape (compiled at its first call; the constants let LLVM unroll and vectorise).
+def decoder(bits: int, kind: int, dim: int, v_dim: int, rotary_dim: int, is_neox: bool) -> Callable:
+    """The kernel for one shape, compiled at its first call; the constants let LLVM unroll and vectorise.
 
-    ``decode(payload, payload16, offsets, key_buffers, value_buffers, num_slots, slots, table, start, num_exact)``:
-    rows ``start .. start + len(slots)`` of ``payload`` (uint8; ``payload16`` the same bytes as uint16) into row
-    ``slots[i]`` of every layer's buffer. ``offsets`` int64: where the six sections of a layer record begin, and its
-    length. ``key_buffers`` and ``value_buffers`` int64 ``[layers]``: addresses of contiguous ``[num_slots, heads, dim]``.
-    ``table`` float32 ``[len(slots), rotary_dim]``, cosines then sines. The caller has checked every bound.
+    The kernel is ``decode(payload, payload16, sections, key_buffers, value_buffers, num_slots, slots, table, start,
+    num_exact, heads)``: rows ``start .. start + len(slots)`` of ``payload`` into row ``slots[i]`` of every buffer. The
+    arguments are those of :func:`triton_ops.int_groups.cpu_encode.encode`, except that ``table`` is the rotation itself,
+    at the rows' new positions. The caller has checked every bound.
     """
-    width, v_width = heads * dim, heads * v_dim
     code_width, v_code_width = dim * bits // 8, v_dim * bits // 8
     item = 4 if kind == FLOAT32 else 2
 
     @njit(nogil=True, cache=True)
-    def decode(payload, payload16, offsets, key_buffers, value_buffers, num_slots, slots, table, start, num_exact):
+    def decode(
+        payload, payload16, sections, key_buffers, value_buffers, num_slots, slots, table, start, num_exact, heads
+    ):
+        width, v_width = heads * dim, heads * v_dim
         scratch = np.empty(max(dim, v_dim), np.float32)
         params = np.empty((heads, 2, dim), np.float32)
         for layer in range(len(key_buffers)):
-            base = layer * offsets[6]
+            base = layer * sections[6]
             keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
             values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
             keys16, values16 = keys8.view(np.uint16), values8.view(np.uint16)
@@ -101,22 +101,20 @@ def decoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: 
                 slot = slots[i]
                 row = start + i - num_exact
                 if row < 0:
-                    for j in range(width * item):
-                        keys8[slot * width * item + j] = payload[base + offsets[0] + (start + i) * width * item + j]
-                    for j in range(v_width * item):
-                        values8[slot * v_width * item + j] = payload[
-                            base + offsets[1] + (start + i) * v_width * item + j
-                        ]
+                    at, to = base + sections[0] + (start + i) * width * item, slot * width * item
+                    keys8[to : to + width * item] = payload[at : at + width * item]
+                    at, to = base + sections[1] + (start + i) * v_width * item, slot * v_width * item
+                    values8[to : to + v_width * item] = payload[at : at + v_width * item]
                     continue
                 if row // GROUP != loaded:
                     loaded = row // GROUP
-                    at = (base + offsets[2]) // 2 + loaded * 2 * width
+                    at = (base + sections[2]) // 2 + loaded * 2 * width
                     for part in range(2):
                         for head in range(heads):
                             for j in range(dim):
                                 params[head, part, j] = half_to_float(payload16[at + part * width + head * dim + j])
                 for head in range(heads):
-                    at = base + offsets[4] + (row * heads + head) * code_width
+                    at = base + sections[4] + (row * heads + head) * code_width
                     codes = payload[at : at + code_width]
                     at = slot * width + head * dim
                     x = keys32[at : at + dim] if kind == FLOAT32 else scratch
@@ -126,10 +124,10 @@ def decoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: 
                     if kind != FLOAT32:
                         _store(x, kind, dim, keys16[at : at + dim])
                 for head in range(heads):
-                    pair = (base + offsets[3]) // 2 + (row * heads + head) * 2
+                    pair = (base + sections[3]) // 2 + (row * heads + head) * 2
                     low = half_to_float(payload16[pair])
                     scale = half_to_float(payload16[pair + 1])
-                    at = base + offsets[5] + (row * heads + head) * v_code_width
+                    at = base + sections[5] + (row * heads + head) * v_code_width
                     codes = payload[at : at + v_code_width]
                     at = slot * v_width + head * v_dim
                     x = values32[at : at + v_dim] if kind == FLOAT32 else scratch
@@ -138,6 +136,3 @@ def decoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: 
                         _store(x, kind, v_dim, values16[at : at + v_dim])
 
     return decode
-
-
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "decoder"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 from numba import carray, njit
 
@@ -62,117 +59,130 @@ def _code(x, low, per_step, top):
 
 
 @njit(inline="always")
-def _scale_bits(largest, low, reciprocal):
-    return half_at_least((largest - low) * reciprocal)
+def _pack(codes, bits, dim, x, lows, per_step, top):
+    """One head row with a low and a step per channel, as the format packs it."""
+    if bits == 4:
+        half = dim // 2
+        for j in range(half):
+            code = _code(x[half + j], lows[half + j], per_step[half + j], top)
+            codes[j] = _code(x[j], lows[j], per_step[j], top) | np.uint8(code << np.uint8(4))
+    else:
+        for j in range(dim):
+            codes[j] = _code(x[j], lows[j], per_step[j], top)
 
 
-@cache
-def encoder(bits: int, kind: int, heads: int, dim: int, v_dim: int, rotary_dim: int, is_neox: bool) -> Callable:
-    """The kernel for one shape (compiled at its first call).
+@njit(inline="always")
+def _low_and_scale(smallest, largest, reciprocal):
+    """Bits of the stored low and scale, then low and 1 / scale as the codes use them; ``smallest`` from :func:`order`."""
+    low_bits = half_at_most(unorder(smallest))
+    low = half_to_float(low_bits)
+    scale_bits = half_at_least((unorder(largest) - low) * reciprocal)
+    scale = half_to_float(scale_bits)
+    return low_bits, scale_bits, low, (np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0))
 
-    ``encode(out, out16, offsets, key_buffers, value_buffers, num_slots, slots, table, num_exact) -> int``: the inverse of
-    :func:`triton_ops.int_groups.cpu_decode.decoder`'s kernel, same arguments, except that ``table`` float32
-    ``[len(slots), rotary_dim]`` holds the *inverse* rotation. Returns 0, or 1 + the layer that holds a value that cannot
-    be encoded; then ``out`` is half written.
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _encode_keys(codes, params, bits, kind, heads, dim, keys32, keys16, slots, table, rotary_dim, is_neox):
+    """Quantised keys of one layer; False when a value cannot be encoded."""
+    width, code_width = heads * dim, heads * dim * bits // 8
+    top, reciprocal = np.float32(2**bits - 1), np.float32(1.0 / (2**bits - 1))
+    tile = np.empty((GROUP, width), np.float32)
+    lows, per_step = np.empty(width, np.float32), np.empty(width, np.float32)
+    smallest, largest = np.empty(width, np.int32), np.empty(width, np.int32)
+    for first in range(0, len(slots), GROUP):
+        size = min(GROUP, len(slots) - first)
+        smallest[:] = np.int32(0x7FFFFFFF)
+        largest[:] = np.int32(-0x80000000)
+        for i in range(size):
+            at = slots[first + i] * width
+            row = tile[i]
+            _load(row, kind, width, keys32[at : at + width], keys16[at : at + width])
+            if rotary_dim > 0:
+                for head in range(heads):
+                    _unrotate(row[head * dim : head * dim + dim], table[first + i], rotary_dim, is_neox)
+            for j in range(width):
+                smallest[j] = min(smallest[j], order(row[j]))
+                largest[j] = max(largest[j], order(row[j]))
+        group = params[first // GROUP * 2 * width : (first // GROUP + 1) * 2 * width]
+        for j in range(width):
+            if smallest[j] < _SMALLEST or largest[j] > _LARGEST:
+                return False
+            group[j], group[width + j], lows[j], per_step[j] = _low_and_scale(smallest[j], largest[j], reciprocal)
+        for i in range(size):
+            packed = codes[(first + i) * code_width : (first + i + 1) * code_width]
+            for head in range(heads):
+                at, end = head * dim, head * dim + dim
+                head_codes = packed[head * dim * bits // 8 : end * bits // 8]
+                _pack(head_codes, bits, dim, tile[i, at:end], lows[at:end], per_step[at:end], top)
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _encode_values(codes, params, bits, kind, heads, dim, values32, values16, slots):
+    """Quantised values of one layer; False when a value cannot be encoded."""
+    code_width = dim * bits // 8
+    top, reciprocal = np.float32(2**bits - 1), np.float32(1.0 / (2**bits - 1))
+    x, lows, per_step = np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
+    for i in range(len(slots) * heads):
+        at = (slots[i // heads] * heads + i % heads) * dim
+        _load(x, kind, dim, values32[at : at + dim], values16[at : at + dim])
+        smallest, largest = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for j in range(dim):
+            smallest = min(smallest, order(x[j]))
+            largest = max(largest, order(x[j]))
+        if smallest < _SMALLEST or largest > _LARGEST:
+            return False
+        params[2 * i], params[2 * i + 1], low, step = _low_and_scale(smallest, largest, reciprocal)
+        lows[:] = low
+        per_step[:] = step
+        _pack(codes[i * code_width : (i + 1) * code_width], bits, dim, x, lows, per_step, top)
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def encode(
+    out, out16, sections, key_buffers, value_buffers, num_slots, slots, table, num_exact,
+    bits, kind, heads, dim, v_dim, rotary_dim, is_neox,
+):  # fmt: skip
+    """Encode rows ``slots`` of every layer; the twin of :mod:`reference` over :func:`Rotary.undo`'s keys.
+
+    Args:
+        out: uint8 payload, ``out16`` the same bytes as uint16; the padding of a record is left as it is.
+        sections: int64 ``[7]``: where the six sections of a layer record begin, and its length.
+        key_buffers, value_buffers: int64 ``[layers]``, addresses of contiguous ``[num_slots, heads, dim]``.
+        slots: int64 ``[n]``.
+        table: float32 ``[n, rotary_dim]``, the *inverse* rotation, cosines then sines.
+        num_exact: rows at the front to copy byte for byte.
+        bits, kind, ...: the format, the pool's element and shape; ``rotary_dim`` 0 leaves keys as they are.
+
+    Returns:
+        0, or 1 + the layer that holds a value that cannot be encoded; then ``out`` is half written.
+
+    One compiled kernel serves every shape; the caller has checked every bound.
     """
     width, v_width = heads * dim, heads * v_dim
-    code_width, v_code_width = dim * bits // 8, v_dim * bits // 8
     item = 4 if kind == FLOAT32 else 2
-    top = float(2**bits - 1)
-    smallest_allowed, largest_allowed = _SMALLEST, _LARGEST
-
-    @njit(nogil=True, cache=True, error_model="numpy")
-    def encode(out, out16, offsets, key_buffers, value_buffers, num_slots, slots, table, num_exact):
-        top32, reciprocal = np.float32(top), np.float32(1.0 / top)
-        tile = np.empty((GROUP, heads, dim), np.float32)
-        lows, per_step = np.empty((heads, dim), np.float32), np.empty((heads, dim), np.float32)
-        smallest, largest = np.empty((heads, dim), np.int32), np.empty((heads, dim), np.int32)
-        x = np.empty(v_dim, np.float32)
-        for layer in range(len(key_buffers)):
-            base = layer * offsets[6]
-            keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
-            values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
-            keys16, values16 = keys8.view(np.uint16), values8.view(np.uint16)
-            keys32, values32 = keys8.view(np.float32), values8.view(np.float32)
-            for i in range(num_exact):
-                slot = slots[i]
-                at = base + offsets[0] + i * width * item
-                out[at : at + width * item] = keys8[slot * width * item : (slot + 1) * width * item]
-                at = base + offsets[1] + i * v_width * item
-                out[at : at + v_width * item] = values8[slot * v_width * item : (slot + 1) * v_width * item]
-
-            num_rows = len(slots) - num_exact
-            for first in range(0, num_rows, GROUP):
-                size = min(GROUP, num_rows - first)
-                smallest[:] = np.int32(0x7FFFFFFF)
-                largest[:] = np.int32(-0x80000000)
-                for i in range(size):
-                    slot = slots[num_exact + first + i]
-                    for head in range(heads):
-                        at = slot * width + head * dim
-                        row = tile[i, head]
-                        _load(row, kind, dim, keys32[at : at + dim], keys16[at : at + dim])
-                        if rotary_dim > 0:
-                            _unrotate(row, table[num_exact + first + i], rotary_dim, is_neox)
-                        less, more = smallest[head], largest[head]
-                        for j in range(dim):
-                            less[j] = min(less[j], order(row[j]))
-                            more[j] = max(more[j], order(row[j]))
-                at = (base + offsets[2]) // 2 + first // GROUP * 2 * width
-                for head in range(heads):
-                    for j in range(dim):
-                        if smallest[head, j] < smallest_allowed or largest[head, j] > largest_allowed:
-                            return layer + 1
-                        bits16 = half_at_most(unorder(smallest[head, j]))
-                        low = half_to_float(bits16)
-                        out16[at + head * dim + j] = bits16
-                        bits16 = _scale_bits(unorder(largest[head, j]), low, reciprocal)
-                        out16[at + width + head * dim + j] = bits16
-                        scale = half_to_float(bits16)
-                        lows[head, j] = low
-                        per_step[head, j] = np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0)
-                for i in range(size):
-                    for head in range(heads):
-                        at = base + offsets[4] + ((first + i) * heads + head) * code_width
-                        codes, row, low_row, step_row = out[at : at + code_width], tile[i, head], lows[head], per_step[head]
-                        if bits == 4:
-                            for j in range(dim // 2):
-                                k = dim // 2 + j
-                                codes[j] = _code(row[j], low_row[j], step_row[j], top32) | (
-                                    _code(row[k], low_row[k], step_row[k], top32) << np.uint8(4)
-                                )
-                        else:
-                            for j in range(dim):
-                                codes[j] = _code(row[j], low_row[j], step_row[j], top32)
-
-            for i in range(num_rows):
-                for head in range(heads):
-                    at = slots[num_exact + i] * v_width + head * v_dim
-                    _load(x, kind, v_dim, values32[at : at + v_dim], values16[at : at + v_dim])
-                    less1, more1 = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-                    for j in range(v_dim):
-                        less1 = min(less1, order(x[j]))
-                        more1 = max(more1, order(x[j]))
-                    if less1 < smallest_allowed or more1 > largest_allowed:
-                        return layer + 1
-                    pair = (base + offsets[3]) // 2 + (i * heads + head) * 2
-                    bits16 = half_at_most(unorder(less1))
-                    low = half_to_float(bits16)
-                    out16[pair] = bits16
-                    bits16 = _scale_bits(unorder(more1), low, reciprocal)
-                    out16[pair + 1] = bits16
-                    scale = half_to_float(bits16)
-                    step = np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0)
-                    at = base + offsets[5] + (i * heads + head) * v_code_width
-                    codes = out[at : at + v_code_width]
-                    if bits == 4:
-                        for j in range(v_dim // 2):
-                            codes[j] = _code(x[j], low, step, top32) | (
-                                _code(x[v_dim // 2 + j], low, step, top32) << np.uint8(4)
-                            )
-                    else:
-                        for j in range(v_dim):
-                            codes[j] = _code(x[j], low, step, top32)
-        return 0
-
-    return encode
+    for layer in range(len(key_buffers)):
+        base = layer * sections[6]
+        keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
+        values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
+        for i in range(num_exact):
+            at, row = base + sections[0] + i * width * item, slots[i] * width * item
+            out[at : at + width * item] = keys8[row : row + width * item]
+            at, row = base + sections[1] + i * v_width * item, slots[i] * v_width * item
+            out[at : at + v_width * item] = values8[row : row + v_width * item]
+        codes = out[base + sections[4] : base + sections[5]]
+        params = out16[(base + sections[2]) // 2 : (base + sections[3]) // 2]
+        kept = slots[num_exact:]
+        if not _encode_keys(
+            codes, params, bits, kind, heads, dim, keys8.view(np.float32), keys8.view(np.uint16), kept,
+            table[num_exact:], rotary_dim, is_neox,
+        ):  # fmt: skip
+            return layer + 1
+        codes = out[base + sections[5] : base + sections[6]]
+        params = out16[(base + sections[3]) // 2 : (base + sections[4]) // 2]
+        if not _encode_values(
+            codes, params, bits, kind, heads, v_dim, values8.view(np.float32), values8.view(np.uint16), kept
+        ):
+            return layer + 1
+    return 0

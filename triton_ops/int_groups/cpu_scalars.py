@@ -23,7 +23,7 @@ _HALF = 126 << 23  # 0.5: adding it aligns a float16 subnormal with the low bits
 
 
 @intrinsic
-def pointer(typingctx, address):  # noqa: ARG001 - signature is Numba's
+def pointer(typingctx, address):
     """An integer address as ``void*``, for ``numba.carray``."""
 
     def codegen(context, builder, signature, args):

@@ -1,8 +1,8 @@
 """Asymmetric integer groups, formats ``int8/1`` and ``int4/1``: the plain-torch specification of the CPU kernels.
 
 A group shares one float16 ``low`` and one float16 ``scale``; a value is stored as the integer code nearest to
-``(value - low) / scale``. Keys are grouped along tokens, one group per channel and 64 rows, because a few key channels are
-large in every token; values are grouped along channels, one group per token and head. Both are asymmetric.
+``(value - low) / scale``. Keys are grouped along tokens, one group per channel and 64 rows, because a few key channels
+are large in every token; values are grouped along channels, one group per token and head. Both are asymmetric.
 
     low    the largest float16 not above the smallest value of the group; zero is stored as +0
     scale  the smallest float16 not below (largest - low) / top, top = 2**bits - 1; 0 when all values equal low
@@ -15,8 +15,8 @@ Every step is one fp32 operation in a fixed order, so every backend must produce
     int8  one byte a code
     int4  byte j of a head row: channel j in bits 0-3, channel j + dim/2 in bits 4-7
 
-Source: the per-channel keys and per-token values are those of KIVI, arXiv 2402.02750; directed rounding of low and scale
-and the nibble order (both halves of a NeoX rotary pair in one byte) are ours.
+Source: the per-channel keys and per-token values are those of KIVI, arXiv 2402.02750; directed rounding of low and
+scale and the nibble order (both halves of a NeoX rotary pair in one byte) are ours.
 """
 
 from __future__ import annotations
