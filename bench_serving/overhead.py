@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +29,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from bench_serving.overhead_arms import BRANCH, EDGE, EVICT, EXTEND, OURS, OUTPUT, THEIRS, Arm, FakeReq, Shape
+from sglang_plt.results import Row, write_rows
 
 WORKLOADS = ("match/full_hit", "match/mid_node", "match/miss", "checkpoint/extend", "checkpoint/finish", "evict/256")
 
@@ -75,13 +74,9 @@ def run(shape: Shape) -> Run:
     arms = [Arm(name, shape) for name in (*OURS, *THEIRS)]
     trunks, fresh = build(shape, arms, rng)
     result = Run()
-    turn = 0
 
     def timed(workload: str, operations: list[Callable[[], int]]) -> None:
-        nonlocal turn
-        turn += 1
-        for index in range(len(arms)):
-            index = (index + turn) % len(arms)
+        for index in rng.permutation(len(arms)):  # no arm always runs on the caches that another one left
             started = time.perf_counter_ns()
             length = operations[index]()
             elapsed = time.perf_counter_ns() - started
@@ -147,7 +142,7 @@ def run(shape: Shape) -> Run:
     return result
 
 
-def rows_of(result: Run, seed: int = 0) -> list[dict[str, Any]]:
+def rows_of(result: Run, seed: int = 0) -> list[Row]:
     """Ratios of medians with a paired bootstrap interval of 95 %, then the microseconds.
 
     A row without a workload is the worst workload of its operation. ``cold_tier_`` marks our cache with a cold tier.
@@ -155,50 +150,50 @@ def rows_of(result: Run, seed: int = 0) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     micros = {arm: {name: np.array(values) for name, values in work.items()} for arm, work in result.micros.items()}
     draws = {name: rng.integers(0, n, (1000, n)) for name in WORKLOADS for n in [len(micros["plt"][name])]}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for ours, prefix in OURS.items():
         for theirs, label in THEIRS.items():
-            ratios: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            ratios: dict[str, list[Row]] = defaultdict(list)
             for workload in WORKLOADS:
                 a, b, draw = micros[ours][workload], micros[theirs][workload], draws[workload]
-                lo, hi = np.percentile(np.median(a[draw], axis=1) / np.median(b[draw], axis=1), [2.5, 97.5])
+                lo, hi = _interval(np.median(a[draw], axis=1) / np.median(b[draw], axis=1))
                 operation, _, name = workload.partition("/")
                 value = float(np.median(a) / np.median(b))
                 ratios[operation].append(
-                    _row(f"{operation}_p50_ratio", f"{prefix}{label}/{name}", value, "ratio", lo, hi, len(a))
+                    Row(f"{operation}_p50_ratio", f"{prefix}{label}/{name}", value, "ratio", lo, hi, len(a))
                 )
             for found in ratios.values():
-                rows.append({**max(found, key=lambda row: row["value"]), "arm": prefix + label})
+                rows.append(replace(max(found, key=lambda row: row.value), arm=prefix + label))
                 rows += found
     for arm, work in micros.items():
         for workload in WORKLOADS:
             operation, _, name = workload.partition("/")
             sample, draw = work[workload], draws[workload]
             for quantile in (50, 99):
-                lo, hi = np.percentile(np.percentile(sample[draw], quantile, axis=1), [2.5, 97.5])
+                lo, hi = _interval(np.percentile(sample[draw], quantile, axis=1))
                 value = float(np.percentile(sample, quantile))
-                rows.append(_row(f"{operation}_p{quantile}", f"{arm}/{name}", value, "us", lo, hi, len(sample)))
+                rows.append(Row(f"{operation}_p{quantile}", f"{arm}/{name}", value, "us", lo, hi, len(sample)))
     return rows
 
 
-def _row(metric: str, arm: str, value: float, unit: str, lo: float, hi: float, n: int) -> dict[str, Any]:
-    return {"metric": metric, "arm": arm, "value": value, "unit": unit, "lo": float(lo), "hi": float(hi), "n": n}
+def _interval(estimates: np.ndarray) -> tuple[float, float]:
+    return float(np.percentile(estimates, 2.5)), float(np.percentile(estimates, 97.5))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """Microseconds per arm and workload, and the ratios of the summary rows."""
-    found = {(row["metric"], row["arm"]): row for row in rows}
+    found = {(row.metric, row.arm): row for row in rows}
     arms = (*OURS, *THEIRS)
     lines = ["microseconds, p50 (p99)".ljust(26) + "".join(arm.rjust(20) for arm in arms)]
     for workload in WORKLOADS:
         operation, _, name = workload.partition("/")
-        cells = [(found[f"{operation}_p{q}", f"{arm}/{name}"]["value"] for q in (50, 99)) for arm in arms]
+        cells = [[found[f"{operation}_p{q}", f"{arm}/{name}"].value for q in (50, 99)] for arm in arms]
         lines.append(workload.ljust(26) + "".join(f"{p50:.0f} ({p99:.0f})".rjust(20) for p50, p99 in cells))
     lines += ["", "ratio of p50, ours over theirs [95 % interval]"]
     for row in rows:
-        if row["unit"] == "ratio":
-            interval = f"[{row['lo']:.3f}, {row['hi']:.3f}]"
-            lines.append(f"{row['metric']:24}{row['arm']:36}{row['value']:8.3f}  {interval}")
+        if row.unit == "ratio":
+            interval = f"[{row.lo:.3f}, {row.hi:.3f}]"
+            lines.append(f"{row.metric:24}{row.arm:36}{row.value:8.3f}  {interval}")
     return "\n".join(lines)
 
 
@@ -215,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = rows_of(run(shape))
     print(table(rows))
     if path is not None:
-        path.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        write_rows(path, rows)
 
 
 if __name__ == "__main__":

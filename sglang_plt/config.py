@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 CODECS = ("raw", "int8", "int4")
 
+_SIZE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -17,24 +21,23 @@ class ConfigError(ValueError):
 
 
 def parse_bytes(text: str | int, option: str = "bytes") -> int:
-    """``"4GiB"``, ``"500MB"`` or a plain number of bytes.
+    """``"4GiB"``, ``"0.5 GB"`` or a plain number of bytes; a fraction of a byte is dropped.
 
     Raises:
-        ConfigError: not a size.
+        ConfigError: not a size, or one that would be rounded down to nothing.
     """
-    if isinstance(text, bool) or not isinstance(text, str | int):
-        raise ConfigError(f"{option}={text!r} is not a size; write bytes or a number with a unit, for example 4GiB")
-    if isinstance(text, int):
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    stripped = text.strip()
-    number = stripped.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = stripped[len(number) :].upper()
-    try:
-        return int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
+    if match is None or (unit := match[2].upper()) not in _UNITS:
         raise ConfigError(
             f"{option}={text!r} is not a size; write bytes or a number with a unit, for example 4GiB or 500MB"
-        ) from None
+        )
+    number = Decimal(match[1])
+    size = int(number * _UNITS[unit])
+    if size == 0 != number:
+        raise ConfigError(f"{option}={text!r} is less than one byte; write 0, or a size such as 4GiB or 500MB")
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ class PLTConfig:
     cold_bytes: int | None = None
     cold_fraction: float = 2.0
     restore_threshold: int = 16
-    write_ahead: int = 4096
+    write_ahead: int = 16384
     replay_tokens: int = 1 << 20
     decision_log: str | None = None
 
@@ -93,6 +96,8 @@ class PLTConfig:
         """
         values = dict(options)
         path = values.pop("config", None)
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"--plt-config={path!r} must be the path of a JSON file")
         merged = {**_read_json(path), **values} if path is not None else values
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(merged) - set(names))
@@ -107,13 +112,15 @@ class PLTConfig:
         return self.cold_bytes if self.cold_bytes is not None else int(self.cold_fraction * pool_bytes)
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text())
     except OSError as error:
-        raise ConfigError(f"--plt-config={path!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"--plt-config={str(path)!r} cannot be read ({error.strerror}); give the path of a JSON file"
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"--plt-config={path!r} is not JSON: {error}") from None
+        raise ConfigError(f"--plt-config={str(path)!r} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"--plt-config={path!r} must hold one JSON object, got {type(content).__name__}")
+        raise ConfigError(f"--plt-config={str(path)!r} must hold one JSON object, got {type(content).__name__}")
     return content

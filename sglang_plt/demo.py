@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sglang_plt.results import Row
 from sglang_plt.serving import RequestError, ServerProcess
@@ -52,8 +51,8 @@ _GOODS = (
 _KINDS = ("green", "wooden", "small", "silver", "yellow", "heavy", "round", "white", "old", "plain")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 _REASONS = (
-    "I need a present for my sister and do not know the shop yet.",
-    "Thank you, that helps. I would like to plan my visit for next week.",
+    "I would like to visit the shop next week.",
+    "Thank you, that helps. I have ordered a few things for my kitchen.",
     "Good to know. My neighbour told me about the shop yesterday.",
     "All right. I am also asking for a friend who lives nearby.",
 )
@@ -137,11 +136,11 @@ class Chat:
             "Be friendly and answer in one short sentence."
         )
         asks = [
-            f"How much is the {rng.choice(list(goods))}?",
-            "In which town is the shop, please?",
+            "In which town is it, please?",
             "How many days does a delivery take?",
-            "On which day is the shop closed?",
             "Who is the owner of the shop?",
+            "On which day is the shop closed?",
+            f"How much is the {rng.choice(list(goods))}?",
         ]
         questions = [f"{_REASONS[turn % len(_REASONS)]} {asks[turn % len(asks)]}" for turn in range(turns)]
         questions[0] = f"Hello, this is {name}. {questions[0]}"
@@ -208,18 +207,19 @@ class DemoResult:
         rows.append(Row("pool_bytes_per_token", arm, self.pool_token_bytes, "bytes"))
         if self.cold_token_bytes is not None:
             rows.append(Row("cold_bytes_per_token", arm, self.cold_token_bytes, "bytes", n=self.total("restored")))
-        for name, turns in (("first_turn", self._turns(True)), ("later_turns", self._turns(False))):
+        for name, turns in (("restored", self._turns(True)), ("computed", self._turns(False))):
             if turns:
                 rows.append(Row(f"ttft_p50_{name}", arm, 1000 * _median_ttft(turns), "ms", n=len(turns)))
         return rows
 
-    def _turns(self, first: bool) -> list[Turn]:
-        return [turn for turn in self.turns if (turn.turn == 1) == first]
+    def _turns(self, restored: bool) -> list[Turn]:
+        return [turn for turn in self.turns if bool(turn.restored) == restored]
 
     def summary(self) -> Iterator[str]:
         """The lines that a person reads at the end."""
         pool = self.options.pool_tokens
-        yield f"conversations             {self.held_tokens:7d} tokens, {self.held_tokens / pool:.1f} times the pool of {pool}"
+        times = self.held_tokens / pool
+        yield f"conversations             {self.held_tokens:7d} tokens at the end, {times:.1f} times the pool of {pool}"
         yield f"prompt tokens             {self.total('prompt'):7d}"
         notes = {
             "device": "reused from the device   ",
@@ -229,11 +229,12 @@ class DemoResult:
         for what, name in notes.items():
             note = "   all that an LRU cache of this pool would have kept" if what == "device" else ""
             yield f"  {name:27s} {self.total(what):5d}  {self.share(what):6.1%}{note}"
-        first, later = self._turns(True), self._turns(False)
-        line = f"first token               {_median_ttft(first):.2f} s in turn 1 (median)"
-        if later:
-            line += f", {_median_ttft(later):.2f} s in later turns, whose prompts are longer"
-        yield line
+        for restored, how in ((True, "where tokens were restored"), (False, "where they were computed")):
+            if turns := self._turns(restored):
+                yield (
+                    f"first token after        {_median_ttft(turns):8.2f} s {how} (median of {len(turns)}, prompts of "
+                    f"{statistics.mean(turn.prompt for turn in turns):.0f} tokens)"
+                )
         if self.cold_token_bytes is None:
             yield "cold tier                 nothing was restored: lower --max-total-tokens or add --users"
         else:
@@ -311,17 +312,18 @@ def _ask(server: ServerProcess, chat: Chat, number: int) -> tuple[Turn, int]:
     }
     started = time.perf_counter()
     first: float | None = None
-    reply, usage, details = "", {}, {}
+    reply = ""
+    usage: dict[str, int] = {}
+    details: dict[str, int] = {}
     for event in server.stream_json("/v1/chat/completions", payload):
-        if "error" in event:
-            raise RequestError("POST /v1/chat/completions", 200, str(event["error"]))
         usage = event.get("usage") or usage
         details = (event.get("sglext") or {}).get("cached_tokens_details") or details
         for choice in event.get("choices", ()):
-            text: Any = choice["delta"].get("content")
-            if text:
+            if text := choice["delta"].get("content"):
                 first = first or time.perf_counter() - started
                 reply += text
+    if not usage:
+        raise ConnectionError("the answer ended before its last event")
     total = time.perf_counter() - started
     chat.messages.append({"role": "assistant", "content": reply})
     turn = Turn(

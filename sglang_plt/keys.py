@@ -53,12 +53,14 @@ class Key:
     def page_at(self, offset: int, page_size: int) -> Any:
         """The page at ``offset`` as a dictionary key."""
         if self.bigram:
-            return tuple(self.tokens[offset : offset + page_size + 1])
-        return self.tokens[offset] if page_size == 1 else tuple(self.tokens[offset : offset + page_size])
+            return self.tokens[offset : offset + page_size + 1].tobytes()
+        return self.tokens[offset] if page_size == 1 else self.tokens[offset : offset + page_size].tobytes()
 
     def common_len(self, other: Key, offset: int, limit: int, page_size: int) -> int:
         """Units that this key shares with units ``[offset, limit)`` of ``other``, rounded down to whole pages."""
-        count = min(self.length, limit - offset)
+        count = limit - offset
+        if count > self.length:
+            count = self.length
         extra = 1 if self.bigram and count else 0
         mine, theirs = self.tokens, other.tokens
         raw = count + extra

@@ -91,21 +91,23 @@ class EvictionQueue:
         """The node that goes first, or None when the queue is empty."""
         heap = self._heap
         while heap:
-            if self._is_live(heap[0]):
-                return heap[0][3]
+            _, _, stamp, node = heap[0]
+            if node.queue is self and node.queue_stamp == stamp:
+                return node
             heapq.heappop(heap)
         return None
 
     def frontier(self, tokens: int) -> list[Node]:
         """The nodes that go first, until they hold at least ``tokens`` tokens; the queue stays as it is."""
+        heap = self._heap
         entries: list[tuple[Any, int, int, Node]] = []
-        while self._heap and tokens > 0:
-            entry = heapq.heappop(self._heap)
+        while heap and tokens > 0:
+            entry = heapq.heappop(heap)
             if self._is_live(entry):
                 entries.append(entry)
                 tokens -= len(entry[3])
         for entry in entries:
-            heapq.heappush(self._heap, entry)
+            heapq.heappush(heap, entry)
         return [entry[3] for entry in entries]
 
     def _is_live(self, entry: tuple[Any, int, int, Node]) -> bool:

@@ -1,4 +1,4 @@
-"""Measured numbers as JSON, the same everywhere: ``{"rows": [{"metric", "arm", "value", "unit", "lo", "hi", "n"}]}``."""
+"""Measured numbers as JSON, the same everywhere: ``{"rows": [{metric, arm, value, unit, lo, hi, n}, ...]}``."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Node:
         self.event_hash_value: list[str] | None = None
 
     def __len__(self) -> int:
-        return len(self.key)
+        return self.key.length
 
     def __repr__(self) -> str:
         return f"Node(id={self.id}, start={self.start}, len={len(self)}, {self.tier}, locks={self.lock_count})"
@@ -96,7 +96,7 @@ class Node:
     @property
     def stop(self) -> int:
         """Absolute position behind the last token."""
-        return self.start + len(self.key)
+        return self.start + self.key.length
 
 
 SlotReader = Callable[[int, int], Any]
@@ -162,15 +162,18 @@ class Trie:
         now = self.tick()
         node = hot = self.root
         node.last_access = now
-        offset, length = 0, key.aligned_len(self.page_size)
+        page_size = self.page_size
+        offset, length = 0, key.aligned_len(page_size)
         while offset < length:
-            child = node.children.get(self._edge(node, key, offset))
-            if child is None or not child.resident:
+            child = node.children.get(key.page_at(offset, page_size) if offset else self._edge(node, key, 0))
+            if child is None or (child.slots is None and not child.views):
                 break
-            matched = child.key.common_len(key, offset, length, self.page_size)
-            if matched < len(child.key):
+            matched = child.key.common_len(key, offset, length, page_size)
+            if matched < child.key.length:
                 child = self.split(child, matched)
-            self._touch(child, now)
+            child.last_access = now
+            if child.queue is not None:
+                child.queue.add(child)
             node = child
             if child.slots is not None:
                 hot = child
@@ -202,14 +205,15 @@ class Trie:
         node = self.root
         node.last_access = now
         node.priority = max(node.priority, priority)
-        offset, length = 0, key.aligned_len(self.page_size)
+        page_size = self.page_size
+        offset, length = 0, key.aligned_len(page_size)
         hot_len = 0
         while offset < length:
-            child = node.children.get(self._edge(node, key, offset))
+            child = node.children.get(key.page_at(offset, page_size) if offset else self._edge(node, key, 0))
             if child is None:
                 break
-            matched = child.key.common_len(key, offset, length, self.page_size)
-            if matched < len(child.key):
+            matched = child.key.common_len(key, offset, length, page_size)
+            if matched < child.key.length:
                 child = self.split(child, matched)
             if child.slots is None:
                 if not child.views:
@@ -219,11 +223,14 @@ class Trie:
                     on_new(child)
             else:
                 hot_len = offset + matched
-            child.priority = max(child.priority, priority)
+            if child.priority < priority:
+                child.priority = priority
             offset += matched
             if offset > counted_len:
                 child.hit_count += 1
-            self._touch(child, now)
+            child.last_access = now
+            if child.queue is not None:
+                child.queue.add(child)
             node = child
         if offset < length:
             child = Node(self._new_id(), node, key[offset:length], offset, now, priority)
@@ -416,13 +423,8 @@ class Trie:
 
     # -- bookkeeping ----------------------------------------------------------------------------------------------
 
-    def _touch(self, node: Node, now: int) -> None:
-        node.last_access = now
-        if node.queue is not None:
-            node.queue.add(node)
-
     def _count(self, node: Node, sign: int = 1) -> None:
-        tokens = sign * len(node.key)
+        tokens = sign * node.key.length
         if node.slots is not None:
             if node.lock_count:
                 self.protected_tokens += tokens

@@ -5,6 +5,7 @@ No SGLang here: a codec encodes and decodes rows by slot, ``agree_min`` makes te
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ class ColdTier:
         Every row has been read when this returns, so the slots may be freed at once.
         """
         if not node.views and not (node.lossy or self.codec is None):
-            self._reserve(node)
+            self._reserve(node, last_resort=True)
         if node.views:
             for view in node.views:
                 if self.writer.finish(view.block):
@@ -98,49 +99,74 @@ class ColdTier:
         """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them."""
         if self.codec is None or not self.config.write_ahead:
             return
-        for node in self.trie.hot_queue.frontier(self.config.write_ahead):
+        # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
+        row_bytes = self.codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1
+        tokens = min(self.config.write_ahead, self.store.budget_bytes // (8 * row_bytes))
+        for node in self._next_in_line(tokens):
             if node.views or node.lossy:
                 continue
-            if not self._reserve(node):
+            if not self._reserve(node, last_resort=False):
                 break
             for view in node.views:
                 self.writer.submit(view.block)
 
-    def _reserve(self, node: Node) -> bool:
-        """Give a hot node blocks in state QUEUED; False when the store cannot make room."""
+    def _next_in_line(self, tokens: int) -> list[Node]:
+        """What eviction would take for ``tokens`` slots: leaves, and a parent once all below it is taken."""
+        order = self.trie.order
+        heap = [(order(node), node.id, node) for node in self.trie.hot_queue.frontier(tokens)]
+        heapq.heapify(heap)
+        taken: list[Node] = []
+        taken_below: dict[int, int] = {}
+        while heap and tokens > 0:
+            node = heapq.heappop(heap)[2]
+            taken.append(node)
+            tokens -= len(node)
+            parent = node.parent
+            assert parent is not None
+            taken_below[parent.id] = taken_below.get(parent.id, 0) + 1
+            if parent.parent is not None and not parent.lock_count and taken_below[parent.id] == parent.hot_children:
+                heapq.heappush(heap, (order(parent), parent.id, parent))
+        return taken
+
+    def _reserve(self, node: Node, *, last_resort: bool) -> bool:
+        """Give a hot node blocks in state QUEUED; False when the store cannot make room.
+
+        ``last_resort`` gives up the copies of other hot nodes too, once no cold node is left to drop.
+        """
         assert self.codec is not None
         shapes = []
         for start in range(0, len(node), BLOCK_TOKENS):
             rows = min(BLOCK_TOKENS, len(node) - start)
             shapes.append((start, rows, self.codec.num_bytes(rows, node.start + start)))
-        if not self._make_room(sum(num_bytes for _, _, num_bytes in shapes), node):
+        num_bytes = sum(size for _, _, size in shapes)
+        if not (self._drop_cold_until_free(num_bytes) or (last_resort and self._drop_copies_until_free(num_bytes))):
             self.stats.store_full += 1
             return False
         views = [
-            self.store.add(rows, num_bytes, node.start + start, node.slots[start : start + rows])
-            for start, rows, num_bytes in shapes
+            self.store.add(rows, size, node.start + start, node.slots[start : start + rows])
+            for start, rows, size in shapes
         ]
         self.trie.set_views(node, views)
         self._log("write", node=node.id, tokens=len(node))
         return True
 
-    def _make_room(self, num_bytes: int, keep: Node) -> bool:
-        """Drop cold leaves in eviction order until ``num_bytes`` are free; nothing is dropped when that cannot work."""
+    def _drop_cold_until_free(self, num_bytes: int) -> bool:
+        """Drop cold leaves in eviction order until ``num_bytes`` are free; False when they are not enough."""
         if num_bytes > self.store.budget_bytes:
             return False
         while self.store.free_bytes < num_bytes:
             victim = self.trie.cold_queue.peek()
             if victim is None:
-                return self._drop_copies(num_bytes, keep)
+                return False
             self._drop_cold(victim)
         return True
 
-    def _drop_copies(self, num_bytes: int, keep: Node) -> bool:
+    def _drop_copies_until_free(self, num_bytes: int) -> bool:
         """Free the blocks of hot nodes, those last in line for eviction first: nothing is lost but the head start."""
-        copies = [
-            n for n in self.trie.nodes() if n.hot and n.views and not n.lossy and not n.pin_count and n is not keep
-        ]
-        for node in sorted(copies, key=lambda n: (n.last_access, n.id), reverse=True):
+        if num_bytes > self.store.budget_bytes:
+            return False
+        copies = [node for node in self.trie.nodes() if node.hot and node.views and not (node.lossy or node.pin_count)]
+        for node in sorted(copies, key=lambda node: (node.last_access, node.id), reverse=True):
             if self.store.free_bytes >= num_bytes:
                 break
             self._cancel_reads(node.views)

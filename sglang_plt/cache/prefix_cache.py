@@ -117,45 +117,35 @@ class PLTRadixCache(BasePrefixCache):
 
     def _key(self, key: RadixKey) -> Key:
         namespace = None if key.extra_key is None and key.cache_salt is None else (key.extra_key, key.cache_salt)
-        # a limit caps raw tokens, of which bigrams need one more than they count
-        return Key(key.token_ids, namespace, bigram=self.is_eagle or key.is_bigram, length=self._units(key))
-
-    def _units(self, key: RadixKey) -> int | None:
-        if key.limit is None:
-            return None
-        return max(0, key.limit - 1) if self.is_eagle or key.is_bigram else key.limit
+        bigram, length = self.is_eagle or key.is_bigram, key.limit
+        if bigram and length is not None:
+            length -= 1  # a limit caps raw tokens, of which bigrams need one more than they count
+        return Key(key.token_ids, namespace, bigram, length)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Longest prefix held hot, and behind it what a restore can bring back (reported as a host hit).
 
         Cold nodes of a match for a request stay pinned until the next such match or its restore.
         """
-        if params.req is not None:
+        req = params.req
+        if req is not None and self._pinned is not None:
             self._unpin()
         if self.disable:
-            return self._result(self.root_node, self.root_node)
+            return MatchResult(0, self.root_node, self.root_node, self.root_node)
         hot, last = self.trie.match(self._key(params.key))
-        if last is not hot and last.stop - hot.stop < self.config.restore_threshold:
-            last = hot
-        if params.req is not None:
-            self.stats.matched_hot_tokens += hot.stop
-            self.stats.matched_cold_tokens += last.stop - hot.stop
-            self.decisions.record("match", hot=hot.stop, cold=last.stop - hot.stop)
-            if last is not hot:
+        hot_len = hot.stop
+        cold_len = last.stop - hot_len if last is not hot else 0
+        if cold_len < self.config.restore_threshold:
+            last, cold_len = hot, 0
+        if req is not None:
+            self.stats.matched_hot_tokens += hot_len
+            self.stats.matched_cold_tokens += cold_len
+            self.decisions.record("match", hot=hot_len, cold=cold_len)
+            if cold_len:
                 self.trie.pin(last)
                 self._pinned = last
-        return self._result(hot, last)
-
-    @staticmethod
-    def _result(hot: Node, last: Node) -> MatchResult:
-        return MatchResult(
-            device_prefix_len=hot.stop,
-            last_device_node=hot,
-            last_host_node=hot,
-            best_match_node=last,
-            host_hit_length=last.stop - hot.stop,
-            full_kv_hit_length=last.stop,
-        )
+        # device_prefix_len, last_device_node, last_host_node, best_match_node, host_hit_length; by position for speed
+        return MatchResult(hot_len, hot, hot, last, cold_len, full_kv_hit_length=hot_len + cold_len)
 
     def _unpin(self) -> None:
         if self._pinned is not None:
@@ -222,7 +212,7 @@ class PLTRadixCache(BasePrefixCache):
     # -- insert ---------------------------------------------------------------------------------------------------
 
     def insert(self, params: InsertParams) -> InsertResult:
-        """Insert ``params.value`` under ``params.key``; its slots behind ``prefix_len`` belong to the tree afterwards."""
+        """Insert ``params.value`` under ``params.key``; its slots behind ``prefix_len`` then belong to the tree."""
         if self.disable:
             return InsertResult(prefix_len=0)
         assert params.key is not None

@@ -19,6 +19,7 @@ from sglang_plt.cli.errors import UserError
 COMMANDS = {
     "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",
+    "kl": "sglang_plt.cli.kl",
 }
 """Name of a command -> the module that is it."""
 

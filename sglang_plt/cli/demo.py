@@ -11,6 +11,7 @@ from sglang_plt.config import CODECS
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL
 
 NAME = "demo"
+_SHOWN_LOG_LINES = 12
 HELP = "Serve chats of several users from a KV pool that is too small for them and show what the cold tier restores."
 
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             print(HEADER, flush=True)
             result = run_demo(options, server, lambda turn: print(table_line(turn), flush=True))
     except ServerStartError as error:
-        for line in error.tail:
+        for line in error.tail[-_SHOWN_LOG_LINES:]:
             print(f"  | {line}", file=sys.stderr)
         raise UserError(error.summary) from error
     except (DemoError, DemoModelError) as error:
@@ -98,4 +99,4 @@ class _Progress:
     def __call__(self, seconds: float, line: str) -> None:
         if seconds >= self._due:
             self._due += 10
-            _say(f"{seconds:.0f} s ... {line[:100]}")
+            _say(f"{seconds:.0f} s ... {line[:100] if line.startswith('[') else ''}")

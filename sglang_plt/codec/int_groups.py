@@ -110,9 +110,8 @@ class IntGroups(Codec):
     def _table(self, position: int, num_rows: int, inverse: bool) -> np.ndarray:
         if self.rotary is None:
             return np.zeros((1, 1), np.float32)
-        positions = torch.arange(position, position + num_rows)
-        rows = self.rotary.inverse_table(positions) if inverse else self.rotary.table(positions)
-        return rows.cpu().numpy()
+        table = self.rotary.window(position, num_rows)
+        return self.rotary.inverse_table(table) if inverse else table
 
     def _encode_torch(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
         target, at = as_tensor(out), 0
@@ -140,7 +139,8 @@ class IntGroups(Codec):
     ) -> None:
         layout, bits, device = self.layout, self.bits, self.pool.device
         k_shape, v_shape = (layout.kv_heads, layout.head_dim), (layout.kv_heads, layout.v_head_dim)
-        half, sections = torch.float16, self._sections(num_rows, num_exact)
+        k_code_bytes, v_code_bytes = layout.head_dim * bits // 8, layout.v_head_dim * bits // 8
+        half, sections, num_coded = torch.float16, self._sections(num_rows, num_exact), num_rows - num_exact
         source = as_tensor(payload).view(layout.num_layers, sections[-1])
         slots, stop = slots.to(device), start + len(slots)
         first, last = max(start - num_exact, 0), max(stop - num_exact, 0)  # quantised rows to decode
@@ -149,13 +149,13 @@ class IntGroups(Codec):
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
             record = source[layer].to(device)
             parts = [record[a:b] for a, b in pairwise(sections)]
-            parts[5] = parts[5][: (num_rows - num_exact) * layout.kv_heads * layout.v_head_dim * bits // 8]
+            parts[5] = parts[5][: num_coded * layout.kv_heads * v_code_bytes]  # without the padding
             exact_k = parts[0].view(layout.dtype).view(num_exact, *k_shape)[start : start + num_kept]
             exact_v = parts[1].view(layout.dtype).view(num_exact, *v_shape)[start : start + num_kept]
             key_params = parts[2].view(half).view(-1, 2, *k_shape)
             value_params = parts[3].view(half).view(-1, layout.kv_heads, 2)[first:last]
-            key_codes = parts[4].view(num_rows - num_exact, layout.kv_heads, -1)[first:last]
-            value_codes = parts[5].view(num_rows - num_exact, layout.kv_heads, -1)[first:last]
+            key_codes = parts[4].view(num_coded, layout.kv_heads, k_code_bytes)[first:last]
+            value_codes = parts[5].view(num_coded, layout.kv_heads, v_code_bytes)[first:last]
             k = int_groups.decode_keys(key_params, key_codes, bits, first)
             if self.rotary is not None:
                 k = self.rotary.apply(k, positions)

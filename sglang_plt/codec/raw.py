@@ -7,7 +7,7 @@ import torch
 from numba import carray, njit
 
 from sglang_plt.codec.base import Codec, as_bytes, as_tensor, slot_indices
-from triton_ops.int_groups.cpu_scalars import pointer
+from triton_ops.int_groups.cpu_scalars import AHEAD, pointer, prefetch_row
 
 
 @njit(nogil=True, cache=True)
@@ -17,6 +17,7 @@ def _copy_rows(payload, at, layer_stride, buffers, row_bytes, num_slots, slots, 
         rows = carray(pointer(buffers[layer]), num_slots * row_bytes, np.uint8)
         first = at + layer * layer_stride
         for i in range(len(slots)):
+            prefetch_row(buffers[layer] + slots[min(i + AHEAD, len(slots) - 1)] * row_bytes, row_bytes)
             inside = payload[first + i * row_bytes : first + (i + 1) * row_bytes]
             outside = rows[slots[i] * row_bytes : (slots[i] + 1) * row_bytes]
             if to_pool:

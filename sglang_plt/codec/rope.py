@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -48,26 +49,33 @@ class Rotary:
                 f"Rotary: the table has positions 0..{len(self.cos_sin) - 1}, got {position}..{position + num_rows - 1}"
             )
 
-    def table(self, positions: torch.Tensor) -> torch.Tensor:
-        """``[n, rotary_dim]`` float32: cosines, then sines, of ``positions`` (int64 ``[n]``)."""
-        return self.cos_sin[positions.to(self.cos_sin.device)]
+    def window(self, position: int, num_rows: int) -> np.ndarray:
+        """``[num_rows, rotary_dim]`` float32: cosines, then sines, of consecutive positions; a view for a CPU table."""
+        return self.cos_sin[position : position + num_rows].cpu().numpy()
 
-    def inverse_table(self, positions: torch.Tensor) -> torch.Tensor:
-        """``[n, rotary_dim]`` float32: ``cos`` and ``sin``, each over ``cos**2 + sin**2`` (fp64, rounded once)."""
-        cos, sin = self.table(positions).double().chunk(2, dim=1)
+    def inverse_table(self, table: np.ndarray) -> np.ndarray:
+        """The rows of ``table`` with ``cos`` and ``sin`` each over ``cos**2 + sin**2``: fp64, rounded to fp32 once.
+
+        In NumPy on purpose: a torch operation may wait for its thread pool, longer than the whole encode takes.
+        """
+        cos, sin = np.split(table.astype(np.float64), 2, axis=1)
         magnitude = cos * cos + sin * sin
-        return torch.cat((cos / magnitude, sin / magnitude), dim=1).float()
+        return np.concatenate((cos / magnitude, sin / magnitude), axis=1).astype(np.float32)
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate ``x`` ``[n, heads, dim]`` float32 to ``positions`` int64 ``[n]``; a new tensor.
 
         A pair ``(a, b)`` becomes ``(a cos - b sin, b cos + a sin)``, every product and sum rounded to fp32.
         """
-        return self._turn(x, self.table(positions), 1)
+        return self._turn(x, self._rows(positions), 1)
 
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Inverse of :meth:`apply`: ``(a cos + b sin, b cos - a sin)`` with the cos and sin of :meth:`inverse_table`."""
-        return self._turn(x, self.inverse_table(positions), -1)
+        """Inverse of :meth:`apply`: ``(a cos + b sin, b cos - a sin)`` cos and sin from :meth:`inverse_table`."""
+        table = self.inverse_table(self._rows(positions).cpu().numpy())
+        return self._turn(x, torch.from_numpy(table), -1)
+
+    def _rows(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.cos_sin[positions.to(self.cos_sin.device)]
 
     def _turn(self, x: torch.Tensor, table: torch.Tensor, direction: int) -> torch.Tensor:
         cos, sin = table.to(x.device).unsqueeze(1).chunk(2, dim=-1)  # [n, 1, rotary_dim/2]

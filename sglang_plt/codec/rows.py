@@ -12,7 +12,7 @@ EXACT_TOKENS = 4
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Shape of the KV of one token: ``num_layers`` keys ``[kv_heads, head_dim]`` and values ``[kv_heads, v_head_dim]``."""
+    """Shape of one token's KV: ``num_layers`` keys ``[kv_heads, head_dim]`` and values ``[kv_heads, v_head_dim]``."""
 
     num_layers: int
     kv_heads: int

@@ -32,8 +32,8 @@ def find_rotary(model: nn.Module, head_dim: int, dtype: torch.dtype) -> Rotary |
     if table.ndim != 2 or table.shape[1] % 2 or table.shape[1] > head_dim:
         logger.info("PLT cache: keys are stored rotated: rotary table of shape %s", tuple(table.shape))
         return None
-    rotary = Rotary(table.float(), is_neox=bool(module.is_neox_style))
     try:
+        rotary = Rotary(table.float(), bool(module.is_neox_style), table.shape[1])
         error = _probe(module, rotary, head_dim)
     except Exception as exception:
         logger.info("PLT cache: keys are stored rotated: %s refused a probe: %s", type(module).__name__, exception)

@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from sglang_plt.config import ConfigError, PLTConfig
-from sglang_plt.plugin.options import HOOKS, options_of
+from sglang_plt.plugin.options import check_hooks, options_of
 from sglang_plt.plugin.refusals import check_flags, check_model
-from sglang_plt.plugin.seams import SeamError, check_seams
+from sglang_plt.plugin.seams import check_seams
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -25,7 +25,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         ConfigError: flags, model or budget cannot be served.
     """
     check_seams()
-    _check_hooks()
+    check_hooks()
     config = PLTConfig.from_options(options_of(context.server_args))
     check_flags(context.server_args, config)
     check_model(context)
@@ -64,15 +64,6 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         f" decision_log={config.decision_log}" if config.decision_log else "",
     )
     return cache
-
-
-def _check_hooks() -> None:
-    """A hook that fails to apply is only logged by SGLang; without ours the options would be silently ignored."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    missing = [target for target in HOOKS if target not in HookRegistry._patched]
-    if missing:
-        raise SeamError(f"sglang-plt could not hook {', '.join(missing)}; see the log for the reason")
 
 
 def _check_budget(budget: int, codec, page_size: int, tp_size: int) -> None:

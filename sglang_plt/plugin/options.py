@@ -1,23 +1,29 @@
 """``--radix-cache`` and ``--plt-*`` as real flags of SGLang's command line, and as keywords of ``sgl.Engine``.
 
 Option values ride on the server-arguments record as one plain attribute, which survives pickling to the scheduler
-process. They become a :class:`PLTConfig` in the launcher, so that a wrong value is refused before anything is loaded.
+process. They become a :class:`PLTConfig` in the launcher, so that a wrong value is refused before anything is loaded:
+with one line and no traceback where the options come from a command line, with an exception elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_plt.config import CODECS, ConfigError, PLTConfig
+from sglang_plt.plugin.refusals import check_flags
+from sglang_plt.plugin.seams import SeamError, check_seams, seam_error
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 ATTRIBUTE = "_plt_options"
+COMMAND_LINE = "_plt_command_line"
 PREFIX = "plt_"
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -30,10 +36,19 @@ def install() -> None:
     HookRegistry.register(HOOKS[0], _after_add_cli_args, HookType.AFTER)
     HookRegistry.register(HOOKS[1], _after_from_cli_args, HookType.AFTER)
     HookRegistry.register(HOOKS[2], _before_check_server_args, HookType.BEFORE)
+    hook_engine()
+
+
+def hook_engine() -> None:
+    """Let ``sgl.Engine`` take ``plt_*`` keywords; does nothing before the engine is imported, or when done already.
+
+    ``sgl.Engine`` loads the plug-ins itself, so only a program that loads them before it imports the engine has to call
+    this again.
+    """
     engine = sys.modules.get(_ENGINE)
-    if engine is not None:
+    if engine is not None and not isinstance(engine.Engine.server_args_class, _EngineRecordBuilder):
         # the record is a C struct whose construction no hook on __init__ sees, so Engine is handed a builder instead
-        engine.Engine.server_args_class = staticmethod(_engine_builder(engine.Engine.server_args_class))
+        engine.Engine.server_args_class = _EngineRecordBuilder(engine.Engine.server_args_class)
 
 
 def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
@@ -80,19 +95,36 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
 
 
-def _after_from_cli_args(record: ServerArgs, *args: Any) -> None:
-    namespace = args[-1]
-    set_options(record, {k[len(PREFIX) :]: v for k, v in vars(namespace).items() if k.startswith(PREFIX)})
+def _after_from_cli_args(record: ServerArgs, cls: type[ServerArgs], args: argparse.Namespace) -> None:
+    set_options(record, {k[len(PREFIX) :]: v for k, v in vars(args).items() if k.startswith(PREFIX)})
+    setattr(record, COMMAND_LINE, True)
+    with _one_line(record):
+        _config_of(record)
 
 
-def _engine_builder(original: Any) -> Any:
-    def build(**kwargs: Any) -> ServerArgs:
+@contextmanager
+def _one_line(record: ServerArgs) -> Iterator[None]:
+    """A refusal ends a command with its message as the last line, as argparse's own do, and is raised elsewhere."""
+    try:
+        yield
+    except (ConfigError, SeamError) as error:
+        if getattr(record, COMMAND_LINE, False):
+            raise SystemExit(f"sglang-plt: error: {error}") from error
+        raise
+
+
+class _EngineRecordBuilder:
+    """Stands in for ``Engine.server_args_class``: takes the ``plt_*`` keywords out before the record is built."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __call__(self, **kwargs: Any) -> ServerArgs:
         options = {k[len(PREFIX) :]: kwargs.pop(k) for k in list(kwargs) if k.startswith(PREFIX)}
-        record = original(**kwargs)
+        record = self._original(**kwargs)
         set_options(record, options)
+        _config_of(record)
         return record
-
-    return build
 
 
 def set_options(record: ServerArgs, options: dict[str, Any]) -> None:
@@ -105,15 +137,36 @@ def options_of(record: ServerArgs) -> dict[str, Any]:
     return getattr(record, ATTRIBUTE, {})
 
 
-def _before_check_server_args(record: ServerArgs) -> None:
-    from sglang_plt.plugin.refusals import check_flags
-    from sglang_plt.plugin.seams import check_seams
+def _config_of(record: ServerArgs) -> PLTConfig | None:
+    """The configuration that a record asks for, None where it does not select this cache.
 
-    if record.radix_cache_backend != "plt":
-        given = options_of(record)
-        if given:
-            flags = ", ".join(f"--plt-{name.replace('_', '-')}" for name in given)
-            raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
-        return
-    check_seams()
-    check_flags(record, PLTConfig.from_options(options_of(record)))
+    Raises:
+        ConfigError: a wrong option, or options without ``--radix-cache plt``.
+    """
+    given = options_of(record)
+    if record.radix_cache_backend == "plt":
+        return PLTConfig.from_options(given)
+    if given:
+        flags = ", ".join(f"--plt-{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
+    return None
+
+
+def _before_check_server_args(record: ServerArgs) -> None:
+    with _one_line(record):
+        config = _config_of(record)
+        if config is not None:
+            check_seams()
+            check_hooks()
+            check_flags(record, config)
+
+
+def check_hooks() -> None:
+    """A hook that fails to apply is only logged by SGLang; without ours the options would be silently ignored.
+
+    Raises:
+        SeamError: names the hooks that are not in place.
+    """
+    missing = [target for target in HOOKS if target not in HookRegistry._patched]
+    if missing:
+        raise seam_error(f"{', '.join(missing)} could not be hooked (the log says why)")

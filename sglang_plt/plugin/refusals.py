@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_plt.config import ConfigError, PLTConfig
-from sglang_plt.plugin.seams import SeamError
+from sglang_plt.plugin.seams import seam_error
 from sglang_plt.policy import EVICTION_POLICIES
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_flags(record: ServerArgs, config: PLTConfig) -> None:
         try:
             value = getattr(view, refusal.field)
         except AttributeError:
-            raise SeamError(f"sglang-plt checks {refusal.flag}, which this SGLang does not have") from None
+            raise seam_error(f"ServerArgs.{refusal.field} ({refusal.flag}) is missing") from None
         if refusal.cold_only and not has_cold_tier:
             continue
         if refusal.refused(value):

@@ -26,7 +26,20 @@ class SeamError(RuntimeError):
 
 SEAMS = (
     Seam(f"{_MEM}.registry.register_radix_cache_backend", parameters=("name", "factory")),
-    Seam(f"{_MEM}.registry.TreeCacheBuildContext", members=("__dataclass_fields__",)),
+    Seam(
+        f"{_MEM}.registry.TreeCacheBuildContext",
+        parameters=(
+            "server_args",
+            "params",
+            "is_hybrid_swa",
+            "is_hybrid_ssm",
+            "is_dsa",
+            "tp_worker",
+            "model_config",
+            "tp_size",
+            "tp_rank",
+        ),
+    ),
     Seam(
         f"{_MEM}.base_prefix_cache.BasePrefixCache",
         members=(
@@ -51,8 +64,22 @@ SEAMS = (
     ),
     Seam(
         f"{_MEM}.base_prefix_cache.MatchResult",
-        members=("device_prefix_len", "last_device_node", "last_host_node", "best_match_node", "host_hit_length"),
+        parameters=(
+            "device_prefix_len",
+            "last_device_node",
+            "last_host_node",
+            "best_match_node",
+            "host_hit_length",
+            "full_kv_hit_length",
+        ),
     ),
+    Seam(f"{_MEM}.base_prefix_cache.MatchPrefixParams", parameters=("key", "req")),
+    Seam(f"{_MEM}.base_prefix_cache.EvictParams", parameters=("num_tokens",)),
+    Seam(f"{_MEM}.base_prefix_cache.EvictResult", parameters=("num_tokens_evicted",)),
+    Seam(f"{_MEM}.base_prefix_cache.IncLockRefResult", parameters=("delta",)),
+    Seam(f"{_MEM}.base_prefix_cache.DecLockRefParams"),
+    Seam(f"{_MEM}.base_prefix_cache.DecLockRefResult", parameters=("delta",)),
+    Seam(f"{_MEM}.base_prefix_cache.InsertResult", parameters=("prefix_len", "last_device_node")),
     Seam(f"{_MEM}.base_prefix_cache.InitLoadBackParams", parameters=("best_match_node", "host_hit_length", "req")),
     Seam(f"{_MEM}.base_prefix_cache.InsertParams", parameters=("key", "value", "inserted_len", "priority")),
     Seam(
@@ -78,6 +105,8 @@ SEAMS = (
             "eviction_policy_config",
             "enable_metrics",
             "enable_kv_cache_events",
+            "dynamo_kv_event_format",
+            "kv_event_lora_names",
         ),
     ),
     Seam(
@@ -85,10 +114,16 @@ SEAMS = (
         members=("available_size", "alloc", "free_segment", "get_kvcache"),
     ),
     Seam(f"{_MEM}.memory_pool.MHATokenToKVPool", members=("get_key_buffer", "get_value_buffer")),
-    Seam("sglang.srt.managers.schedule_batch.ReqKvInfo", members=("__dataclass_fields__",)),
+    Seam(
+        "sglang.srt.managers.schedule_batch.ReqKvInfo",
+        parameters=("req_pool_idx", "cache_protected_len", "cache_inserted_len"),
+    ),
     Seam("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", parameters=("req",)),
     Seam("sglang.srt.server_args.ServerArgs", members=("add_cli_args", "from_cli_args", "check_server_args")),
+    Seam("sglang.srt.arg_groups.overrides.resolving_view", parameters=("server_args",)),
     Seam("sglang.srt.plugins.hook_registry.HookRegistry", members=("register", "_patched")),
+    Seam("sglang.srt.plugins.hook_registry.HookType", members=("BEFORE", "AFTER")),
+    Seam("sglang.version.__version__"),
 )
 
 
@@ -100,13 +135,20 @@ def check_seams(seams: tuple[Seam, ...] = SEAMS) -> None:
     """
     problems = [problem for seam in seams for problem in _problems(seam)]
     if problems:
-        from sglang.version import __version__
+        raise seam_error("; ".join(problems))
 
-        raise SeamError(
-            f"sglang-plt needs symbols of SGLang {SGLANG_VERSION}, but {__version__} is installed and differs: "
-            f"{'; '.join(problems)}. Install sglang=={SGLANG_VERSION}, or a release of sglang-plt made for "
-            f"{__version__}, or start the server without --radix-cache plt."
-        )
+
+def seam_error(problems: str) -> SeamError:
+    """The error for ``problems``, completed by the installed version and the remedy."""
+    from sglang.version import __version__
+
+    remedy = f"install sglang=={SGLANG_VERSION}"
+    if __version__ != SGLANG_VERSION:
+        remedy += f", or a release of sglang-plt made for {__version__}"
+    return SeamError(
+        f"sglang-plt is made for SGLang {SGLANG_VERSION}, and the installed {__version__} differs: {problems}; "
+        f"{remedy}, or start the server without --radix-cache plt"
+    )
 
 
 def _problems(seam: Seam) -> list[str]:

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from triton_ops.int_groups.cpu_scalars import (
+    AHEAD,
     BFLOAT16,
     FLOAT32,
+    buffer_views,
     float_to_bfloat,
     float_to_half,
     half_to_float,
-    pointer,
+    prefetch_row,
 )
 from triton_ops.int_groups.reference import GROUP
 
@@ -77,8 +79,8 @@ def decoder(bits: int, kind: int, dim: int, v_dim: int, rotary_dim: int, is_neox
 
     The kernel is ``decode(payload, payload16, sections, key_buffers, value_buffers, num_slots, slots, table, start,
     num_exact, heads)``: rows ``start .. start + len(slots)`` of ``payload`` into row ``slots[i]`` of every buffer. The
-    arguments are those of :func:`triton_ops.int_groups.cpu_encode.encode`, except that ``table`` is the rotation itself,
-    at the rows' new positions. The caller has checked every bound.
+    arguments are those of :func:`triton_ops.int_groups.cpu_encode.encode`, except that ``table`` is the rotation
+    itself, at the rows' new positions. The caller has checked every bound.
     """
     code_width, v_code_width = dim * bits // 8, v_dim * bits // 8
     item = 4 if kind == FLOAT32 else 2
@@ -92,13 +94,14 @@ def decoder(bits: int, kind: int, dim: int, v_dim: int, rotary_dim: int, is_neox
         params = np.empty((heads, 2, dim), np.float32)
         for layer in range(len(key_buffers)):
             base = layer * sections[6]
-            keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
-            values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
-            keys16, values16 = keys8.view(np.uint16), values8.view(np.uint16)
-            keys32, values32 = keys8.view(np.float32), values8.view(np.float32)
+            keys8, keys16, keys32 = buffer_views(key_buffers[layer], num_slots * width * item)
+            values8, values16, values32 = buffer_views(value_buffers[layer], num_slots * v_width * item)
             loaded = -1
             for i in range(len(slots)):
                 slot = slots[i]
+                ahead = slots[min(i + AHEAD, len(slots) - 1)]
+                prefetch_row(key_buffers[layer] + ahead * width * item, width * item)
+                prefetch_row(value_buffers[layer] + ahead * v_width * item, v_width * item)
                 row = start + i - num_exact
                 if row < 0:
                     at, to = base + sections[0] + (start + i) * width * item, slot * width * item

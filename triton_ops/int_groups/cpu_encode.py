@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from triton_ops.int_groups.cpu_scalars import (
+    AHEAD,
     BFLOAT16,
     FLOAT32,
     bfloat_to_float,
+    buffer_views,
     half_at_least,
     half_at_most,
     half_to_float,
     order,
-    pointer,
+    prefetch_row,
     unorder,
 )
 from triton_ops.int_groups.reference import FP16_MAX, GROUP
@@ -73,7 +75,7 @@ def _pack(codes, bits, dim, x, lows, per_step, top):
 
 @njit(inline="always")
 def _low_and_scale(smallest, largest, reciprocal):
-    """Bits of the stored low and scale, then low and 1 / scale as the codes use them; ``smallest`` from :func:`order`."""
+    """Bits of the stored low and scale, then low and 1 / scale for the codes; arguments from :func:`order`."""
     low_bits = half_at_most(unorder(smallest))
     low = half_to_float(low_bits)
     scale_bits = half_at_least((unorder(largest) - low) * reciprocal)
@@ -82,10 +84,12 @@ def _low_and_scale(smallest, largest, reciprocal):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _encode_keys(codes, params, bits, kind, heads, dim, keys32, keys16, slots, table, rotary_dim, is_neox):
+def _encode_keys(codes, params, bits, kind, heads, dim, buffer, num_slots, slots, table, rotary_dim, is_neox):
     """Quantised keys of one layer; False when a value cannot be encoded."""
     width, code_width = heads * dim, heads * dim * bits // 8
     top, reciprocal = np.float32(2**bits - 1), np.float32(1.0 / (2**bits - 1))
+    item = 4 if kind == FLOAT32 else 2
+    _, keys16, keys32 = buffer_views(buffer, num_slots * width * item)
     tile = np.empty((GROUP, width), np.float32)
     lows, per_step = np.empty(width, np.float32), np.empty(width, np.float32)
     smallest, largest = np.empty(width, np.int32), np.empty(width, np.int32)
@@ -94,6 +98,8 @@ def _encode_keys(codes, params, bits, kind, heads, dim, keys32, keys16, slots, t
         smallest[:] = np.int32(0x7FFFFFFF)
         largest[:] = np.int32(-0x80000000)
         for i in range(size):
+            ahead = slots[min(first + i + AHEAD, len(slots) - 1)]
+            prefetch_row(buffer + ahead * width * item, width * item)
             at = slots[first + i] * width
             row = tile[i]
             _load(row, kind, width, keys32[at : at + width], keys16[at : at + width])
@@ -118,13 +124,19 @@ def _encode_keys(codes, params, bits, kind, heads, dim, keys32, keys16, slots, t
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _encode_values(codes, params, bits, kind, heads, dim, values32, values16, slots):
+def _encode_values(codes, params, bits, kind, heads, dim, buffer, num_slots, slots):
     """Quantised values of one layer; False when a value cannot be encoded."""
     code_width = dim * bits // 8
     top, reciprocal = np.float32(2**bits - 1), np.float32(1.0 / (2**bits - 1))
     x, lows, per_step = np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
+    item = 4 if kind == FLOAT32 else 2
+    row_bytes = heads * dim * item
+    _, values16, values32 = buffer_views(buffer, num_slots * row_bytes)
     for i in range(len(slots) * heads):
-        at = (slots[i // heads] * heads + i % heads) * dim
+        row, head = i // heads, i % heads
+        if head == 0:
+            prefetch_row(buffer + slots[min(row + AHEAD, len(slots) - 1)] * row_bytes, row_bytes)
+        at = (slots[row] * heads + head) * dim
         _load(x, kind, dim, values32[at : at + dim], values16[at : at + dim])
         smallest, largest = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
         for j in range(dim):
@@ -164,8 +176,8 @@ def encode(
     item = 4 if kind == FLOAT32 else 2
     for layer in range(len(key_buffers)):
         base = layer * sections[6]
-        keys8 = carray(pointer(key_buffers[layer]), num_slots * width * item, np.uint8)
-        values8 = carray(pointer(value_buffers[layer]), num_slots * v_width * item, np.uint8)
+        keys8, _, _ = buffer_views(key_buffers[layer], num_slots * width * item)
+        values8, _, _ = buffer_views(value_buffers[layer], num_slots * v_width * item)
         for i in range(num_exact):
             at, row = base + sections[0] + i * width * item, slots[i] * width * item
             out[at : at + width * item] = keys8[row : row + width * item]
@@ -174,15 +186,13 @@ def encode(
         codes = out[base + sections[4] : base + sections[5]]
         params = out16[(base + sections[2]) // 2 : (base + sections[3]) // 2]
         kept = slots[num_exact:]
+        buffer = key_buffers[layer]
         if not _encode_keys(
-            codes, params, bits, kind, heads, dim, keys8.view(np.float32), keys8.view(np.uint16), kept,
-            table[num_exact:], rotary_dim, is_neox,
-        ):  # fmt: skip
+            codes, params, bits, kind, heads, dim, buffer, num_slots, kept, table[num_exact:], rotary_dim, is_neox
+        ):
             return layer + 1
         codes = out[base + sections[5] : base + sections[6]]
         params = out16[(base + sections[3]) // 2 : (base + sections[4]) // 2]
-        if not _encode_values(
-            codes, params, bits, kind, heads, v_dim, values8.view(np.float32), values8.view(np.uint16), kept
-        ):
+        if not _encode_values(codes, params, bits, kind, heads, v_dim, value_buffers[layer], num_slots, kept):
             return layer + 1
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
@@ -21,6 +21,9 @@ _SMALLEST_NORMAL = 113 << 23  # its float32 bits
 _FP16_MAX_BITS = 0x477FE000  # 65504.0
 _HALF = 126 << 23  # 0.5: adding it aligns a float16 subnormal with the low bits of the float32 mantissa
 
+AHEAD = 8
+"""Rows between a prefetch and its use."""
+
 
 @intrinsic
 def pointer(typingctx, address):
@@ -30,6 +33,37 @@ def pointer(typingctx, address):
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.intp), codegen
+
+
+@njit(inline="always")
+def buffer_views(address, num_bytes):
+    """A pool buffer as flat uint8, uint16 and float32; the kernels use the views that fit its element."""
+    return (
+        carray(pointer(address), num_bytes, np.uint8),
+        carray(pointer(address), num_bytes // 2, np.uint16),
+        carray(pointer(address), num_bytes // 4, np.float32),
+    )
+
+
+@intrinsic
+def _prefetch(typingctx, address):
+    def codegen(context, builder, signature, args):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        )
+        line = builder.inttoptr(args[0], byte)
+        builder.call(function, [line, ir.Constant(word, 1), ir.Constant(word, 3), ir.Constant(word, 1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen
+
+
+@njit(inline="always")
+def prefetch_row(address, num_bytes):
+    """Ask for the cache lines of a pool row ahead of use: scattered rows cost a memory latency each otherwise."""
+    for at in range(0, num_bytes, 64):
+        _prefetch(address + at)
 
 
 @intrinsic
@@ -121,8 +155,8 @@ def half_at_most(x):
 
 @njit(inline="always")
 def half_at_least(x):
-    """Bits of the smallest float16 that is not below ``x``, ``0 <= x < 65504``."""
-    bits = np.int32(float_to_half(x))
+    """Bits of the smallest float16 that is not below ``x``, ``0 <= x < 65504``; zero is +0."""
+    bits = np.int32(float_to_half(x + np.float32(0.0)))
     if half_to_float(bits) < x:
         bits = np.int32(bits + 1)
     return np.uint16(bits)

@@ -55,8 +55,8 @@ def _half_at_most(x: torch.Tensor) -> torch.Tensor:
 
 
 def _half_at_least(x: torch.Tensor) -> torch.Tensor:
-    """The smallest float16 not below ``x`` (float32, ``0 <= x < 65504``)."""
-    nearest = x.to(torch.float16)
+    """The smallest float16 not below ``x`` (float32, ``0 <= x < 65504``); zero is +0."""
+    nearest = (x + 0.0).to(torch.float16)  # + 0.0 turns -0 into +0
     bits = nearest.view(torch.int16)
     return torch.where(nearest.float() < x, bits + 1, bits).view(torch.float16)
 

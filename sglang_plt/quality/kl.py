@@ -1,0 +1,149 @@
+"""KL divergence of the next-token distributions behind restored KV from those behind exact KV."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Rotary, decode_block, encode_block, make_codec
+from sglang_plt.quality.model import ReferenceModel, Rows
+from sglang_plt.quality.texts import Window
+from sglang_plt.results import Row
+
+_FINGERPRINT = 0
+_DRAWS = 2000
+_CHUNK = 32  # tokens whose distributions are held in float64 at once
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One codec on one window.
+
+    Attributes:
+        kl: nats, mean over the tokens of the continuation.
+        top1: share of them whose most probable next token stays the same.
+        bits: of all blocks of the prefix, headers included, a KV number.
+    """
+
+    codec: str
+    kind: str
+    kl: float
+    top1: float
+    bits: float
+
+
+def through_codec(name: str, rows: Rows, rotary: Rotary | None, seed: int = 0) -> tuple[Rows, int]:
+    """Encode and decode a prefix as the cache does, in blocks of 256 rows between scattered slots of a pool.
+
+    Returns:
+        The restored rows, and the bytes of all blocks.
+    """
+    num_rows = len(rows)
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.randperm(2 * num_rows, generator=generator)
+    source, target = slots[:num_rows], slots[num_rows:]
+    pool = PoolRows(
+        rows.layout,
+        tuple(_scatter(key, source) for key in rows.keys),
+        tuple(_scatter(value, source) for value in rows.values),
+    )
+    codec = make_codec(name, pool, rotary)
+    num_bytes = 0
+    for start in range(0, num_rows, BLOCK_TOKENS):
+        part = slice(start, start + BLOCK_TOKENS)
+        block = encode_block(codec, _FINGERPRINT, source[part], start)
+        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], start)
+        num_bytes += len(block)
+    restored = Rows(tuple(key[target] for key in pool.keys), tuple(value[target] for value in pool.values))
+    return restored, num_bytes
+
+
+def _scatter(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """A pool buffer of twice the rows; what nobody wrote is NaN and would be seen."""
+    buffer = torch.full((2 * len(rows), *rows.shape[1:]), math.nan, dtype=rows.dtype)
+    buffer[slots] = rows
+    return buffer
+
+
+def divergence(cold: torch.Tensor, warm: torch.Tensor) -> tuple[float, float]:
+    """``(KL(cold || warm), top-1 agreement)`` of logits ``[tokens, vocabulary]``, means over tokens, in float64."""
+    total = 0.0
+    for start in range(0, len(cold), _CHUNK):
+        log_p = torch.log_softmax(cold[start : start + _CHUNK].double(), dim=-1)
+        log_q = torch.log_softmax(warm[start : start + _CHUNK].double(), dim=-1)
+        total += float((log_p.exp() * (log_p - log_q)).sum())
+    same = (cold.argmax(-1) == warm.argmax(-1)).double().mean()
+    return total / len(cold), float(same)
+
+
+def measure(
+    model: ReferenceModel,
+    windows: Sequence[Window],
+    context: int,
+    codecs: Sequence[str],
+    on_window: Callable[[int, list[Sample]], None] = lambda index, samples: None,
+) -> list[Sample]:
+    """Run every codec on every window, whose first ``context`` tokens are the prefix.
+
+    Args:
+        on_window: called after each window with its index and its samples.
+    """
+    rotary = model.rotary(context)
+    samples = []
+    for index, window in enumerate(windows):
+        exact = model.prefill(window.ids[:context])
+        tail = window.ids[context:]
+        cold = model.continue_from(exact, tail)
+        found = []
+        for name in codecs:
+            restored, num_bytes = through_codec(name, exact, rotary, seed=index)
+            kl, top1 = divergence(cold, model.continue_from(restored, tail))
+            found.append(Sample(name, window.kind, kl, top1, 8 * num_bytes / exact.num_values))
+        samples += found
+        on_window(index, found)
+    return samples
+
+
+def rows_of(samples: Iterable[Sample]) -> list[Row]:
+    """Means with a bootstrap interval of 95 % over windows; arms are codecs, and ``codec/kind`` where kinds differ."""
+    arms: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        arms[sample.codec].append(sample)
+    for codec, of_codec in list(arms.items()):
+        if len({sample.kind for sample in of_codec}) > 1:
+            for sample in of_codec:
+                arms[f"{codec}/{sample.kind}"].append(sample)
+    rows = []
+    for arm, of_arm in arms.items():
+        for metric, name, unit in (
+            ("kl_warm_cold", "kl", "nats"),
+            ("top1_agreement", "top1", "1"),
+            ("bits_per_value", "bits", "bits"),
+        ):
+            values = np.array([getattr(sample, name) for sample in of_arm])
+            lo, hi = _interval(values) if len(values) > 1 else (None, None)
+            rows.append(Row(metric, arm, float(values.mean()), unit, lo, hi, len(values)))
+    return rows
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    draws = np.random.default_rng(0).integers(0, len(values), (_DRAWS, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line a codec and kind of text."""
+    found = {(row.metric, row.arm): row for row in rows}
+    lines = [f"{'codec':14}{'KL warm|cold, nats [95 %]':36}{'top-1 same':>11}{'bits/value':>12}{'windows':>9}"]
+    for arm in dict.fromkeys(row.arm for row in rows):
+        kl, top1, bits = (found[metric, arm] for metric in ("kl_warm_cold", "top1_agreement", "bits_per_value"))
+        interval = f" [{kl.lo:.6f}, {kl.hi:.6f}]" if kl.lo is not None else ""
+        line = f"{arm:14}{f'{kl.value:.6f}{interval}':36}{100 * top1.value:>10.2f}%{bits.value:>12.3f}{kl.n:>9}"
+        lines.append(line)
+    return "\n".join(lines)

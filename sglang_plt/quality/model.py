@@ -1,0 +1,119 @@
+"""The reference: a transformers model in float32 whose KV can be taken out, changed and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_plt.codec import Rotary, RowLayout
+from sglang_plt.quality import QualityError
+
+_PROBE_POSITIONS = 32
+_PROBE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """KV of consecutive tokens: per layer ``keys`` (rotated) ``[tokens, kv_heads, head_dim]`` and ``values``."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys[0])
+
+    @property
+    def layout(self) -> RowLayout:
+        key, value = self.keys[0], self.values[0]
+        return RowLayout(len(self.keys), key.shape[1], key.shape[2], value.shape[2], key.dtype)
+
+    @property
+    def num_values(self) -> int:
+        """Numbers in all rows."""
+        return sum(buffer.numel() for buffer in (*self.keys, *self.values))
+
+
+class ReferenceModel:
+    """A causal language model with full attention, in float32 on the CPU.
+
+    Args:
+        path: model directory of transformers; nothing is downloaded.
+
+    Raises:
+        QualityError: ``path`` is no such directory, or the model does not keep one row a token in every layer.
+    """
+
+    def __init__(self, path: Path):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        if not (path / "config.json").is_file():
+            raise QualityError(f"--model-path={path} is not a model directory: it has no config.json")
+        logging.disable_progress_bar()
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+            ).eval()
+        except (OSError, ValueError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise QualityError(f"--model-path={path} cannot be loaded by transformers: {reason}") from error
+        self.max_positions = int(getattr(self._model.config, "max_position_embeddings", 1 << 30))
+
+    @torch.inference_mode()
+    def prefill(self, ids: Sequence[int]) -> Rows:
+        """The exact KV of ``ids``, which start a sequence."""
+        return self._forward(ids, None)
+
+    @torch.inference_mode()
+    def continue_from(self, rows: Rows, ids: Sequence[int]) -> torch.Tensor:
+        """Logits ``[len(ids), vocabulary]`` after each of ``ids``, teacher-forced behind the prefix ``rows``."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            cache.update(keys.transpose(0, 1)[None].contiguous(), values.transpose(0, 1)[None].contiguous(), layer)
+        return self._model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
+
+    @torch.inference_mode()
+    def rotary(self, num_positions: int) -> Rotary | None:
+        """How the model rotates its keys, for positions below ``num_positions``; None where it is not understood.
+
+        The table is the model's own. It is proved on the keys of the first layer, which depend on the token alone once
+        the rotation is undone.
+        """
+        modules = [module for module in self._model.modules() if hasattr(module, "inv_freq")]
+        if len(modules) != 1 or num_positions < 2:
+            return None
+        cos, sin = modules[0](torch.zeros(1), torch.arange(num_positions)[None])
+        dim = cos.shape[-1]
+        positions = torch.linspace(0, num_positions - 1, min(_PROBE_POSITIONS, num_positions)).long()
+        keys = self._forward([min(100, self._model.config.vocab_size - 1)] * len(positions), positions).keys[0]
+        if dim % 2 or dim > keys.shape[-1]:
+            return None
+        for channels in (slice(0, dim // 2), slice(0, dim, 2)):  # every angle stands in the table twice
+            table = torch.cat((cos[0, :, channels], sin[0, :, channels]), dim=1).float().contiguous()
+            for is_neox in (True, False):
+                rotary = Rotary(table, is_neox, dim)
+                still = rotary.undo(keys, positions)
+                if float((still - still[:1]).abs().max()) <= _PROBE_TOLERANCE * float(still.abs().max()):
+                    return rotary
+        return None
+
+    def _forward(self, ids: Sequence[int], positions: torch.Tensor | None) -> Rows:
+        where = {} if positions is None else {"position_ids": positions[None]}
+        cache = self._model(torch.tensor([ids]), use_cache=True, logits_to_keep=1, **where).past_key_values
+        keys, values = [], []
+        for number, layer in enumerate(getattr(cache, "layers", ())):
+            key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if key is None or value is None or key.ndim != 4 or key.shape[2] != len(ids):
+                raise QualityError(f"layer {number} of the model keeps no row a token: give a model of full attention")
+            keys.append(key[0].transpose(0, 1).contiguous())
+            values.append(value[0].transpose(0, 1).contiguous())
+        if len({key.shape for key in keys}) != 1 or len({value.shape for value in values}) != 1:
+            raise QualityError("the layers of the model keep rows of different shapes: give a model whose layers agree")
+        return Rows(tuple(keys), tuple(values))
