@@ -13,7 +13,8 @@ from typing import Any
 CODECS = ("raw", "int8", "int4")
 
 _SIZE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class ConfigError(ValueError):

@@ -9,6 +9,12 @@ Namespace = tuple[str | None, str | None]
 """``(extra_key, cache_salt)``: sequences of different namespaces never share a node."""
 
 
+def make_namespace(extra_key: str | None, cache_salt: str | None) -> Namespace | None:
+    """The namespace of a request; an empty salt is none, as in SGLang's ``RadixKey``."""
+    cache_salt = cache_salt or None
+    return None if extra_key is None and cache_salt is None else (extra_key, cache_salt)
+
+
 class Key:
     """A view of ``length`` units of a token array; nothing is copied until a slice is taken.
 

@@ -251,7 +251,6 @@ class Trie:
         assert 0 < length < len(node.key)
         assert length % self.page_size == 0
         upper = Node(self._new_id(), parent, node.key[:length], node.start, self.clock, node.priority)
-        upper.created = node.created
         upper.last_access = node.last_access
         upper.hit_count = node.hit_count
         upper.lock_count = node.lock_count

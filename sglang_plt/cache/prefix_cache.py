@@ -27,7 +27,7 @@ from sglang_plt.cache.events import TrieEvents
 from sglang_plt.cache.metrics import CacheMetrics
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.config import PLTConfig
-from sglang_plt.keys import Key
+from sglang_plt.keys import Key, make_namespace
 from sglang_plt.policy import make_order
 from sglang_plt.trie import Node, Trie
 
@@ -116,7 +116,7 @@ class PLTRadixCache(BasePrefixCache):
     # -- match ----------------------------------------------------------------------------------------------------
 
     def _key(self, key: RadixKey) -> Key:
-        namespace = None if key.extra_key is None and key.cache_salt is None else (key.extra_key, key.cache_salt)
+        namespace = make_namespace(key.extra_key, key.cache_salt)
         bigram, length = self.is_eagle or key.is_bigram, key.limit
         if bigram and length is not None:
             length -= 1  # a limit caps raw tokens, of which bigrams need one more than they count
@@ -234,7 +234,7 @@ class PLTRadixCache(BasePrefixCache):
         if self.disable:
             return
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        namespace = None if req.extra_key is None and req.cache_salt is None else (req.extra_key, req.cache_salt)
+        namespace = make_namespace(req.extra_key, req.cache_salt)
         tokens: array = req.full_untruncated_fill_ids
         key = Key(tokens, namespace, self.is_eagle, up_to - 1 if self.is_eagle else up_to)
         key_len = key.aligned_len(self.page_size)

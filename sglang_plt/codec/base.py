@@ -84,7 +84,7 @@ class Codec(ABC):
         if out.ctypes.data % 16 == 0:
             self._encode(slots, position, num_exact, out)
             return
-        aligned = np.empty(len(out), np.uint8)
+        aligned: np.ndarray = np.empty(len(out), np.uint8)
         self._encode(slots, position, num_exact, aligned)
         out[:] = aligned
 
@@ -135,7 +135,7 @@ class Codec(ABC):
         values = torch.zeros((*shape, layout.v_head_dim), dtype=layout.dtype, device=self.pool.device)
         scratch = self._for_pool(PoolRows(layout, (keys,), (values,)))
         slots = torch.arange(num_rows, device=self.pool.device)
-        payload = np.empty(scratch.payload_bytes(num_rows, num_exact), np.uint8)
+        payload: np.ndarray = np.empty(scratch.payload_bytes(num_rows, num_exact), np.uint8)
         scratch.encode(slots, 0, num_exact, payload)
         scratch.decode(payload, num_rows, num_exact, 0, num_rows, slots, 0)
 

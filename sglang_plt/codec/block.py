@@ -71,7 +71,7 @@ class BlockHeader:
     @classmethod
     def unpack(cls, block: np.ndarray) -> BlockHeader:
         """Read the fields of ``block``, unchecked; it must have :data:`HEADER_BYTES`."""
-        return cls(*_FIELDS.unpack_from(block))
+        return cls(*_FIELDS.unpack_from(block.data))
 
 
 def fingerprint(*parts: str | int) -> int:
@@ -119,8 +119,8 @@ def _expected(codec: Codec, model: int, num_rows: int, num_exact: int, position:
 
 
 def _checksum(block: np.ndarray) -> int:
-    digest = xxhash.xxh3_64(block[: _FIELDS.size])
-    digest.update(block[HEADER_BYTES:])
+    digest = xxhash.xxh3_64(block[: _FIELDS.size].data)
+    digest.update(block[HEADER_BYTES:].data)
     return digest.intdigest()
 
 
@@ -144,7 +144,7 @@ def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -
         raise ValueError(f"encode_block: need 1 to {BLOCK_TOKENS} slots, got {len(slots)}")
     num_exact = exact_rows(position, len(slots))
     header = _expected(codec, model, len(slots), num_exact, position)
-    block = np.empty(HEADER_BYTES + header.payload_bytes, np.uint8)
+    block: np.ndarray = np.empty(HEADER_BYTES + header.payload_bytes, np.uint8)
     codec.encode(slots, position, num_exact, block[HEADER_BYTES:])
     block[: _FIELDS.size] = np.frombuffer(header.pack(), np.uint8)
     block[_FIELDS.size : HEADER_BYTES] = np.frombuffer(_CHECKSUM.pack(_checksum(block)), np.uint8)
@@ -175,7 +175,7 @@ def check_block(codec: Codec, model: int, block: np.ndarray) -> BlockHeader:
             raise BlockDamaged(f"{name}: expected {want!r}, got {got!r}")
     if len(block) != HEADER_BYTES + header.payload_bytes:
         raise BlockDamaged(f"truncated: expected {HEADER_BYTES + header.payload_bytes} bytes, got {len(block)}")
-    (stored,) = _CHECKSUM.unpack_from(block, _FIELDS.size)
+    (stored,) = _CHECKSUM.unpack_from(block.data, _FIELDS.size)
     if stored != _checksum(block):
         raise BlockDamaged(f"checksum: expected {stored:#018x}, got {_checksum(block):#018x}")
     return header

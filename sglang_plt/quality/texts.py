@@ -89,8 +89,8 @@ def file_windows(tokenizer: Any, path: Path, count: int, length: int) -> list[Wi
             f"--text={path} has {len(ids)} tokens, {count} windows of {length} need {count * length}: give a longer "
             "text, or lower --windows, --context or --continuation"
         )
-    step = (len(ids) - length) // max(1, count - 1)
-    return [Window("file", ids[start : start + length]) for start in range(0, step * count, step or 1)][:count]
+    starts = [index * (len(ids) - length) // max(1, count - 1) for index in range(count)]
+    return [Window("file", ids[start : start + length]) for start in starts]
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:

@@ -1,5 +1,6 @@
 """Encoded blocks: pinned bytes, round trips, and every kind of damage refused before the pool is touched."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -109,10 +110,15 @@ def test_every_flipped_bit_is_refused_and_the_pool_untouched(case):
     assert torch.equal(all_bytes(codec.pool), before)
 
 
+@cache
+def a_codec_and_its_block():
+    codec = make_codec("int4", make_pool(), make_rotary())
+    return codec, encode_block(codec, MODEL, some_slots(5), 2)
+
+
 @given(st.binary(max_size=300), st.integers(0, 120))
 def test_arbitrary_bytes_are_refused(tail, keep):
-    codec = make_codec("int4", make_pool(), make_rotary())
-    block = encode_block(codec, MODEL, some_slots(5), 2)
+    codec, block = a_codec_and_its_block()
     with pytest.raises(BlockDamaged):
         check_block(codec, MODEL, np.concatenate((block[:keep], np.frombuffer(tail, np.uint8))))
 

@@ -212,7 +212,7 @@ def test_options_survive_pickling(parse: Parse):
 
 def test_a_command_line_ends_with_one_line_at_the_late_check_too(parse: Parse):
     record = parse("--radix-cache", "plt", "--disable-radix-cache")
-    with pytest.raises(SystemExit, match="sglang-plt: error: .*--disable-radix-cache=True") as caught:
+    with pytest.raises(SystemExit, match=r"sglang-plt: error: .*--disable-radix-cache=True") as caught:
         record.check_server_args()
     assert isinstance(caught.value.__cause__, ConfigError)
 

@@ -11,6 +11,9 @@ from sglang_plt.serving import ServerProcess
 # every batch is checked for leaks, double frees and use after free; the scheduler dies of the first
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 
+# the tiny model gains nothing by threads, and on a shared machine they wait for one another
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 _BAD = re.compile(
     r"leak|Traceback|AssertionError|use-after-free|double free|cannot be (restored|encoded)", re.IGNORECASE
 )
@@ -28,7 +31,7 @@ def server_args(model: Path, pool_tokens: int, *more: str) -> list[str]:
 @contextmanager
 def running(args: list[str], **env: str) -> Iterator[ServerProcess]:
     """A strict server."""
-    with ServerProcess(args, env={**STRICT, **env}, timeout_s=400) as server:
+    with ServerProcess(args, env={**STRICT, **ONE_THREAD, **env}, timeout_s=400) as server:
         yield server
 
 

@@ -90,7 +90,7 @@ def decoder(bits: int, kind: int, dim: int, v_dim: int, rotary_dim: int, is_neox
         payload, payload16, sections, key_buffers, value_buffers, num_slots, slots, table, start, num_exact, heads
     ):
         width, v_width = heads * dim, heads * v_dim
-        scratch = np.empty(max(dim, v_dim), np.float32)
+        scratch: np.ndarray = np.empty(max(dim, v_dim), np.float32)
         params = np.empty((heads, 2, dim), np.float32)
         for layer in range(len(key_buffers)):
             base = layer * sections[6]

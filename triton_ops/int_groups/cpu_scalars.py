@@ -1,7 +1,7 @@
 """Scalar conversions for the CPU kernels, written with integer operations so that LLVM vectorises them everywhere.
 
-Numba has no float16 or bfloat16 arithmetic on a CPU; both travel as their 16 bits in an integer. Every function is
-inlined into its caller, so a loop over one of them compiles to vector code.
+Numba has no float16 or bfloat16 arithmetic on a CPU; both travel as their 16 bits in an integer. LLVM inlines every
+function into its caller, so a loop over one of them compiles to vector code.
 
 Numba's on-disk cache watches the file of the kernel only: after an edit here, delete ``__pycache__``.
 """
@@ -35,7 +35,7 @@ def pointer(typingctx, address):
     return types.voidptr(types.intp), codegen
 
 
-@njit(inline="always")
+@njit
 def buffer_views(address, num_bytes):
     """A pool buffer as flat uint8, uint16 and float32; the kernels use the views that fit its element."""
     return (
@@ -59,7 +59,7 @@ def _prefetch(typingctx, address):
     return types.void(types.intp), codegen
 
 
-@njit(inline="always")
+@njit
 def prefetch_row(address, num_bytes):
     """Ask for the cache lines of a pool row ahead of use: scattered rows cost a memory latency each otherwise."""
     for at in range(0, num_bytes, 64):
@@ -86,7 +86,7 @@ def float_of(typingctx, bits):
     return types.float32(types.int32), codegen
 
 
-@njit(inline="always")
+@njit
 def half_to_float(bits):
     """float16 bits (uint16) to float32; exact for finite values, which is all an encoder stores."""
     magnitude = np.int32((np.int32(bits) & np.int32(0x7FFF)) << np.int32(13))
@@ -98,7 +98,7 @@ def half_to_float(bits):
     return float_of(np.int32(bits_of(value) | sign))
 
 
-@njit(inline="always")
+@njit
 def float_to_half(x):
     """float32 to float16 bits, to nearest even, saturating at +-65504; NaN gives unspecified bits."""
     u = bits_of(x)
@@ -112,7 +112,7 @@ def float_to_half(x):
     return np.uint16(rounded | sign)
 
 
-@njit(inline="always")
+@njit
 def float_to_bfloat(x):
     """float32 to bfloat16 bits, to nearest even; NaN gives unspecified bits."""
     u = bits_of(x)
@@ -120,26 +120,26 @@ def float_to_bfloat(x):
     return np.uint16(np.int32(u + np.int32(0x7FFF) + odd) >> np.int32(16))
 
 
-@njit(inline="always")
+@njit
 def bfloat_to_float(bits):
     """bfloat16 bits (uint16) to float32; exact."""
     return float_of(np.int32(np.int32(bits) << np.int32(16)))
 
 
-@njit(inline="always")
+@njit
 def order(x):
     """float32 to an int32 that sorts like the number: integer minima vectorise, float minima do not (NaN)."""
     i = bits_of(x)
     return np.int32(i ^ np.int32(np.int32(i >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@njit(inline="always")
+@njit
 def unorder(i):
     """Inverse of :func:`order`."""
     return float_of(np.int32(i ^ np.int32(np.int32(i >> np.int32(31)) & np.int32(0x7FFFFFFF))))
 
 
-@njit(inline="always")
+@njit
 def half_at_most(x):
     """Bits of the largest float16 that is not above ``x``, ``|x| <= 65504``; zero is +0."""
     bits = np.int32(float_to_half(x + np.float32(0.0)))
@@ -153,7 +153,7 @@ def half_at_most(x):
     return np.uint16(bits)
 
 
-@njit(inline="always")
+@njit
 def half_at_least(x):
     """Bits of the smallest float16 that is not below ``x``, ``0 <= x < 65504``; zero is +0."""
     bits = np.int32(float_to_half(x + np.float32(0.0)))
