@@ -19,8 +19,9 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -77,8 +78,6 @@ def measure(
 
 
 def _rate(mover: Mover, move: Callable[[str], object], arm: str) -> Callable[[], float]:
-    from time import perf_counter
-
     def run() -> float:
         started = perf_counter()
         move(arm)
@@ -170,6 +169,7 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(1)
         _say("what a restore and an eviction add to a step")
         steps = restore_steps.measure(sequences, STEP_CODEC, args.steps)
+        prefill: AbstractContextManager[Callable[[int], float]]
         if args.prefill == "sglang":
             _say("starting SGLang for the prefill")
             prefill = SGLangPrefill(model_path, prompts)

@@ -1,4 +1,4 @@
-"""The arms of :mod:`bench_serving.restore`: encoded blocks, plain copies and prefill, over a KV pool of SGLang's own."""
+"""The arms of :mod:`bench_serving.restore`: encoded blocks and plain copies over a pool as SGLang makes it; prefill."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from bench_serving.overhead_arms import FakeReq
@@ -36,8 +36,8 @@ _FINGERPRINT = 2
 class BlockCodec:
     """:class:`sglang_plt.cache.cold_tier.RowCodec` over a pool of this process."""
 
-    def __init__(self, name: str, pool: object, sequences: Sequences):
-        self._codec = make_codec(name, pool_rows(pool), None if name == "raw" else sequences.rotary)  # type: ignore[arg-type]
+    def __init__(self, name: str, pool: MHATokenToKVPool, sequences: Sequences):
+        self._codec = make_codec(name, pool_rows(pool), None if name == "raw" else sequences.rotary)
         self._codec.warm_up()
         self.lossless = name == "raw"
 
@@ -95,7 +95,7 @@ class Driver:
 
     def settle(self) -> None:
         """What the end of a request sets going, and its end."""
-        self.cache.on_release(FakeReq(array("q"), array("q")), checkpointed=True)  # type: ignore[arg-type]
+        self.cache.on_release(FakeReq(array("q"), array("q")), checkpointed=True)
         self.cache.cold.writer.drain()
 
     def evict(self, num_tokens: int) -> float:
@@ -110,11 +110,11 @@ class Driver:
     def restore(self, key: array, num_tokens: int) -> float:
         """Seconds of restoring the last ``num_tokens`` tokens of ``key``, all of which must be cold."""
         req = FakeReq(key, key)
-        match = self.cache.match_prefix(MatchPrefixParams(RadixKey(key), req=req))  # type: ignore[arg-type]
+        match = self.cache.match_prefix(MatchPrefixParams(RadixKey(key), req=req))
         if match.host_hit_length != num_tokens:
             raise RuntimeError(f"{match.host_hit_length} cold tokens were found, not {num_tokens}")
         req.last_node = match.last_device_node
-        params = InitLoadBackParams(match.best_match_node, num_tokens, req=req)  # type: ignore[arg-type]
+        params = InitLoadBackParams(match.best_match_node, num_tokens, req=req)
         started = time.perf_counter()
         loaded, _ = self.cache.init_load_back(params)
         seconds = time.perf_counter() - started
@@ -171,7 +171,7 @@ def measure(sequences: Sequences, codec: str, count: int) -> dict[str, dict[str,
             driver = Driver(sequences, codec, write_ahead)
             result["evict_step"][f"{codec}/{label}"] = evictions(driver, count)
             stats = driver.cache.stats
-            if bool(stats.blocks_written_ahead) != bool(write_ahead) or stats.blocks_written_late and write_ahead:
+            if bool(stats.blocks_written_ahead) != bool(write_ahead) or (stats.blocks_written_late and write_ahead):
                 raise RuntimeError(f"blocks written ahead and late: {stats}")
             driver.close()
         driver = Driver(sequences, codec, 2 * sequences.tokens)

@@ -133,8 +133,8 @@ def rows_of(samples: Iterable[Sample]) -> list[Row]:
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
     draws = np.random.default_rng(0).integers(0, len(values), (_DRAWS, len(values)))
-    low, high = np.percentile(values[draws].mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
+    means = values[draws].mean(axis=1)
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
 def table(rows: Sequence[Row]) -> str:

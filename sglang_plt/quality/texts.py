@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ _MIN_DOCUMENT_CHARS = 2000
 _MAX_CHARS_PER_TOKEN = 8
 _ANSWER_CHARS = (80, 900)
 _CHAT_MODULES = (
-    "argparse ast bisect calendar configparser contextlib copy csv datetime decimal difflib fractions functools glob "
-    "heapq inspect ipaddress logging numbers pathlib pickle random shelve shutil smtplib socket statistics string "
-    "subprocess tarfile tempfile textwrap threading timeit traceback turtle typing uuid warnings weakref zipfile"
-).split()
+    *("argparse", "ast", "configparser", "contextlib", "datetime", "difflib", "functools", "inspect", "ipaddress"),
+    *("logging", "pathlib", "pickle", "random", "shutil", "smtplib", "socket", "statistics", "string", "subprocess"),
+    *("tarfile", "textwrap", "threading", "traceback", "turtle", "typing", "uuid", "warnings", "weakref", "zipfile"),
+)
 _QUESTIONS = (
     "What does {name} in the module {module} do?",
     "Could you explain {name} from {module} to me, please?",
@@ -61,7 +62,7 @@ def builtin_windows(tokenizer: Any, count: int, length: int) -> list[Window]:
     windows = []
     for index in range(count):
         kind, documents = kinds[index % len(kinds)]
-        ids = _fill(lambda text, kind=kind: _encode(tokenizer, text, special=kind != "chat"), documents, length)
+        ids = _fill(partial(_encode, tokenizer, special=kind != "chat"), documents, length)
         if ids is None:
             raise QualityError(
                 f"--windows={count}: the built-in {kind} does not fill {count} windows of {length} tokens; ask for "

@@ -1,4 +1,4 @@
-"""A tiny run of the restore benchmark without a server: arms bring the rows back, and the rows are those readers want."""
+"""A tiny run of the restore benchmark without a server: every arm brings the rows back, and no row is missing."""
 
 import pytest
 import torch

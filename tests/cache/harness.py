@@ -92,7 +92,7 @@ class Request:
 
     @property
     def namespace(self) -> tuple[str | None, str | None]:
-        return (self.extra_key, self.cache_salt)
+        return (self.extra_key, self.cache_salt or None)
 
     def finished(self) -> bool:
         return self.is_finished

@@ -7,7 +7,7 @@ import torch
 
 from sglang_plt import cli
 from sglang_plt.quality import QualityError, kl
-from sglang_plt.quality.model import ReferenceModel
+from sglang_plt.quality.model import ReferenceModel, Rows
 from sglang_plt.quality.texts import builtin_windows, file_windows
 from sglang_plt.results import read_rows
 
@@ -54,9 +54,13 @@ def test_the_rotary_is_proved_and_undone(model):
 
 
 def test_a_rotary_that_is_not_understood_is_none(model, monkeypatch):
-    module = model._model.model.rotary_emb
-    forward = module.forward
-    monkeypatch.setattr(module, "forward", lambda x, p: tuple(part.flip(1) for part in forward(x, p)))
+    forward = model._forward
+
+    def turned_otherwise(ids, positions):
+        rows = forward(ids, positions)
+        return Rows(tuple(key.flip(0) for key in rows.keys), rows.values)
+
+    monkeypatch.setattr(model, "_forward", turned_otherwise)
     assert model.rotary(64) is None
 
 
