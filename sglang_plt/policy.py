@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_plt.trie import Node
+    from sglang_plt.node import Node
 
 EvictionOrder = Callable[["Node"], Any]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sglang_plt.node import Node
     from sglang_plt.policy import EvictionQueue
-    from sglang_plt.trie import Node, Trie
+    from sglang_plt.tiers import TieredNodes
 
 
-def check_trie(trie: Trie) -> None:
+def check_trie(trie: TieredNodes) -> None:
     """Raise AssertionError on the first invariant or counter of ``trie`` that does not hold."""
     counts = {"hot": 0, "cold": 0, "replay": 0}
     protected = num_nodes = 0
@@ -33,7 +34,7 @@ def check_trie(trie: Trie) -> None:
     assert len(trie.replay_queue) == queued["replay"]
 
 
-def _check_node(trie: Trie, node: Node) -> None:
+def _check_node(trie: TieredNodes, node: Node) -> None:
     parent = node.parent
     assert parent is not None
     assert len(node.key) > 0
@@ -63,7 +64,7 @@ def _check_node(trie: Trie, node: Node) -> None:
         assert child.pin_count <= node.pin_count
 
 
-def _expected_queue(trie: Trie, node: Node) -> EvictionQueue | None:
+def _expected_queue(trie: TieredNodes, node: Node) -> EvictionQueue | None:
     if node.slots is not None:
         return trie.hot_queue if node.hot_children == 0 and not node.lock_count else None
     if node.views:

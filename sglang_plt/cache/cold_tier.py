@@ -80,7 +80,7 @@ class ColdTier:
         Every row has been read when this returns, so the slots may be freed at once.
         """
         if not node.views and not (node.lossy or self.codec is None):
-            self._reserve(node, last_resort=True)
+            self.stats.store_full += not self._reserve(node, last_resort=True)
         if node.views:
             for view in node.views:
                 if self.writer.finish(view.block):
@@ -102,13 +102,15 @@ class ColdTier:
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
         row_bytes = self.codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1
         tokens = min(self.config.write_ahead, self.store.budget_bytes // (8 * row_bytes))
+        queued: list[Block] = []
         for node in self._next_in_line(tokens):
             if node.views or node.lossy:
                 continue
             if not self._reserve(node, last_resort=False):
                 break
-            for view in node.views:
-                self.writer.submit(view.block)
+            queued += [view.block for view in node.views]
+        if queued:
+            self.writer.submit(queued)
 
     def _next_in_line(self, tokens: int) -> list[Node]:
         """What eviction would take for ``tokens`` slots: leaves, and a parent once all below it is taken."""
@@ -140,7 +142,6 @@ class ColdTier:
             shapes.append((start, rows, self.codec.num_bytes(rows, node.start + start)))
         num_bytes = sum(size for _, _, size in shapes)
         if not (self._drop_cold_until_free(num_bytes) or (last_resort and self._drop_copies_until_free(num_bytes))):
-            self.stats.store_full += 1
             return False
         views = [
             self.store.add(rows, size, node.start + start, node.slots[start : start + rows])
@@ -266,8 +267,7 @@ class ColdTier:
         assert self.codec is not None
         started = time.perf_counter()
         data = self.codec.encode(block.slots, block.position)
-        self.stats.observe("encode", time.perf_counter() - started)
-        self.stats.encoded_bytes += block.num_bytes
+        self.stats.observe("encode", time.perf_counter() - started, num_bytes=block.num_bytes)
         return data
 
     def _encode_failed(self, block: Block, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,9 +29,13 @@ class CacheStats:
     dropped_tokens: dict[str, int] = field(default_factory=lambda: {"hot": 0, "cold": 0, "replay": 0})
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED, 0.0))
     observer: Callable[[str, float], None] | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def observe(self, what: str, seconds: float) -> None:
-        """Record one timed event of :data:`TIMED`."""
-        self.seconds[what] += seconds
+    def observe(self, what: str, seconds: float, num_bytes: int = 0) -> None:
+        """Record one timed event of :data:`TIMED`; the block writer calls it from its own thread."""
+        with self._lock:
+            self.seconds[what] += seconds
+            if what == "encode":
+                self.encoded_bytes += num_bytes
         if self.observer is not None:
             self.observer(what, seconds)

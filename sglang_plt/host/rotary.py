@@ -45,7 +45,7 @@ def find_rotary(model: nn.Module, head_dim: int, dtype: torch.dtype) -> Rotary |
 
 
 def _table(module: nn.Module) -> torch.Tensor:
-    return getattr(module, "cos_sin_cache", None)  # type: ignore[return-value]
+    return getattr(module, "cos_sin_cache", None)
 
 
 def _probe(module: nn.Module, rotary: Rotary, head_dim: int) -> float:
@@ -56,7 +56,7 @@ def _probe(module: nn.Module, rotary: Rotary, head_dim: int) -> float:
     last = min(table.shape[0], 4096) - 1
     positions = torch.linspace(0, last, _PROBE_TOKENS).long().to(table.device)
     flat = keys.reshape(_PROBE_TOKENS, head_dim)
-    _, theirs = module.forward_native(positions, flat.clone(), flat.clone())  # type: ignore[operator]
+    _, theirs = module.forward_native(positions, flat.clone(), flat.clone())
     ours = rotary.apply(keys, positions)
     back = rotary.undo(ours, positions)
     return max(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_plt.blocks import Block, BlockState
@@ -40,13 +40,13 @@ class BlockWriter:
         self._working: Block | None = None  # what the worker thread encodes now
         self._thread: threading.Thread | None = None
 
-    def submit(self, block: Block) -> None:
-        """Encode ``block`` some time before :meth:`finish` is called for it."""
+    def submit(self, blocks: Iterable[Block]) -> None:
+        """Encode ``blocks`` some time before :meth:`finish` is called for them."""
         if not self._background:
             return
         with self._changed:
-            self._queue.append(block)
-            if self._thread is None:
+            self._queue.extend(blocks)
+            if self._queue and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="plt-block-writer", daemon=True)
                 self._thread.start()
             self._changed.notify_all()

@@ -2,9 +2,12 @@
 
 import random
 import re
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from sglang_plt.serving import ServerProcess
 
@@ -53,3 +56,26 @@ def make_text(rng: random.Random, num_words: int) -> str:
     """Words of no meaning, a token or two each."""
     words = ("river", "stone", "cloud", "lantern", "harbor", "violin", "winter", "copper", "meadow", "falcon", "table")
     return " ".join(rng.choice(words) for _ in range(num_words))
+
+
+class Case:
+    """What SGLang's kits need of ``unittest.TestCase``; pytest cannot parametrise that class itself.
+
+    Needs a fixture ``server``; after every test the server must be healthy.
+    """
+
+    _case = unittest.TestCase()
+    assertEqual = _case.assertEqual
+    assertIsNone = _case.assertIsNone
+
+    @pytest.fixture(autouse=True)
+    def _attach(self, server, tiny_llama_dir):
+        cls = type(self)
+        cls.server, cls.base_url, cls.process, cls.model = server, server.url, server.process, str(tiny_llama_dir)
+        server.flush_cache()
+        yield
+        check_healthy(server)
+
+    @classmethod
+    def restored_tokens(cls):
+        return cls.server.metrics()["restored_tokens_total"]

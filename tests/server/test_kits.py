@@ -5,7 +5,6 @@ The pool is smaller than what the kits work on, so that they run through demotio
 
 import json
 import random
-import unittest
 
 import pytest
 import requests
@@ -17,7 +16,7 @@ from sglang.test.kits.kl_divergence_kit import KLDivergenceMixin
 from sglang.test.kits.prefix_cache_branching_kit import PrefixCacheBranchingMixin
 from transformers import AutoTokenizer
 
-from tests.server.conftest import check_healthy, make_text, running, server_args
+from tests.server.conftest import Case, make_text, running, server_args
 
 POOL_TOKENS = 4096
 COMMON = ("--plt-codec", "raw", "--plt-cold-fraction", "8", "--chunked-prefill-size", "512")
@@ -30,34 +29,12 @@ def server(request, tiny_llama_dir):
         yield server
 
 
-class Case:
-    """What the kits need of ``unittest.TestCase``; pytest cannot parametrise that class itself."""
-
-    _case = unittest.TestCase()
-    assertEqual = _case.assertEqual
-    assertIsNone = _case.assertIsNone
-
-    @pytest.fixture(autouse=True)
-    def _attach(self, server, tiny_llama_dir):
-        cls = type(self)
-        cls.server, cls.base_url, cls.process, cls.model = server, server.url, server.process, str(tiny_llama_dir)
-        server.flush_cache()
-        before = server.metrics()
-        yield
-        self.restored = server.metrics()["restored_tokens_total"] - before["restored_tokens_total"]
-        check_healthy(server)
-
-    @classmethod
-    def restored_tokens(cls):
-        return cls.server.metrics()["restored_tokens_total"]
-
-
 class TestRadixTree(Case):
-    """400 nodes as the kit has it, with runs of up to 64 tokens instead of 256; the tree is sent twice."""
+    """300 nodes instead of 400, with runs of up to 64 tokens instead of 256; the tree is sent twice."""
 
     def test_radix_tree(self, monkeypatch):
         gen = radix_cache_server_kit.gen_radix_tree
-        monkeypatch.setattr(radix_cache_server_kit, "gen_radix_tree", lambda: gen(num_nodes=400, chunk_len=64))
+        monkeypatch.setattr(radix_cache_server_kit, "gen_radix_tree", lambda: gen(num_nodes=300, chunk_len=64))
         before = self.restored_tokens()
         for _ in range(2):
             random.seed(1)
@@ -113,7 +90,7 @@ def _common_len(a, b):
 class TestKLDivergence(Case, KLDivergenceMixin):
     """24 prompts of 160 to 300 tokens from our own text instead of 32 of about 3000 from LongBench; 16 new tokens."""
 
-    kl_div_thres = 1e-6
+    kl_div_thres = 1e-9  # restored rows are exact, what remains is the order of float32 sums
     kl_div_max_samples = 24
     kl_div_prefill_max_new_tokens = 16
     kl_div_decode_max_new_tokens = 16
@@ -135,7 +112,7 @@ class TestKLDivergence(Case, KLDivergenceMixin):
 
 
 class TestAbortAll(Case, AbortAllMixin):
-    """16 requests instead of 32, as many as run at a time; they outgrow the pool, so some are retracted as well."""
+    """20 requests instead of 32: more than run at a time, so both queues are aborted."""
 
     abort_all_num_requests = 20
     abort_all_max_new_tokens = 3000
