@@ -5,7 +5,8 @@
 The rows are the KV of real text under the model. In every round all arms move the same tokens, in a new order, and one
 prompt is prefilled, so that a busy machine slows all of them alike. An arm restores blocks of 256 rows into scattered
 slots of a KV pool as SGLang makes it, checksums included; ``memcpy`` copies the reconstructed bytes from a contiguous
-host buffer into the same slots, which is what a host tier that does not encode would do (the faster of two ways).
+host buffer into the same slots, which is what a host tier that does not encode would do (the faster of two ways);
+``contiguous_copy`` copies them from one buffer to another, which no tier can do and none can beat.
 Restores and copies run on one thread, a prefill on all of them. Arms are codecs over a float32 pool; ``/bfloat16``
 marks the same over a bfloat16 pool, whose prefill is that of the float32 server.
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from bench_serving import restore_steps
-from bench_serving.restore_arms import MEMCPY, Mover, Sequences, SGLangPrefill, transformers_prefill
+from bench_serving.restore_arms import CONTIGUOUS, MEMCPY, Mover, Sequences, SGLangPrefill, transformers_prefill
 from sglang_plt.config import CODECS
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 from sglang_plt.quality import QualityError
@@ -66,8 +66,10 @@ def measure(
         for codec in CODECS:
             arms.append(("restore", codec + suffix, _rate(mover, mover.restore, codec)))
             arms.append(("encode", codec + suffix, _rate(mover, mover.encode, codec)))
-        arms += [("memcpy", arm + suffix, _rate(mover, mover.restore, arm)) for arm in MEMCPY]
-    rates: Rates = defaultdict(lambda: defaultdict(list))
+        arms += [("memcpy", arm + suffix, _rate(mover, mover.restore, arm)) for arm in (*MEMCPY, CONTIGUOUS)]
+    rates: Rates = {"prefill": {"prefill": []}, "restore": {}, "encode": {}, "memcpy": {}}
+    for what, arm, _ in arms:
+        rates[what][arm] = []
     for index in range(rounds):
         rates["prefill"]["prefill"].append(prefill(index))
         for choice in rng.permutation(len(arms)):  # no arm always runs on the caches that another one left
@@ -101,9 +103,11 @@ def rows_of(rates: Rates, steps: dict[str, dict[str, list[float]]], seed: int = 
     for suffix in DTYPES:
         copies = [found["memcpy"][arm + suffix] for arm in MEMCPY]
         memcpy = max(copies, key=lambda values: float(np.median(values)))
+        contiguous = found["memcpy"][CONTIGUOUS + suffix]
         for codec in CODECS:
             ours = found["restore"][codec + suffix]
             rows.append(ratio("restore_vs_memcpy", codec + suffix, ours, memcpy))
+            rows.append(ratio("restore_vs_contiguous_copy", codec + suffix, ours, contiguous))
             rows.append(ratio("restore_vs_prefill", codec + suffix, ours, prefill))
     for what, arms in found.items():
         for arm, values in arms.items():
@@ -130,7 +134,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         digits = 0 if row.unit == "tokens/s" else 3
         interval = "" if row.lo is None else f"[{row.lo:.{digits}f}, {row.hi:.{digits}f}]"
-        lines.append(f"{row.metric:24}{row.arm:26}{row.value:>12.{digits}f} {row.unit:9}{interval:26}n={row.n}")
+        lines.append(f"{row.metric:28}{row.arm:27}{row.value:>12.{digits}f} {row.unit:9}{interval:26}n={row.n}")
     found = {(row.metric, row.arm): row.value for row in rows}
     for metric, (arm, target) in TARGETS.items():
         value = found[metric, arm]
@@ -160,6 +164,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.rounds < 2 or args.steps < 2:
         parser.error(f"--rounds={args.rounds} and --steps={args.steps} must be at least 2")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json={args.json}: {args.json.absolute().parent} is not a directory")
     try:
         model_path = args.model_path or ensure_demo_model(DEFAULT_DEMO_MODEL)
         model = ReferenceModel(model_path)

@@ -26,6 +26,8 @@ _WARM_UP_TOKENS = 64
 _WORST_ERROR = {"raw": 0.0, "int8": 0.02, "int4": 0.3}
 MEMCPY = ("memcpy", "memcpy_torch")
 """A host copy of the same bytes into the same slots: row by row in a compiled loop, and with ``index_copy_``."""
+CONTIGUOUS = "contiguous"
+"""One copy of the same bytes from buffer to buffer, which spares itself the slots: a bound, not an alternative."""
 
 
 def make_pool(layout: RowLayout, num_slots: int) -> MHATokenToKVPool:
@@ -89,6 +91,7 @@ class Mover:
         }
         self._blocks = {name: self.encode(name) for name in CODECS}
         self._host = self._copy_out()
+        self._elsewhere = np.zeros_like(self._host)
         for arm in (*CODECS, *MEMCPY):
             self._check(arm)
 
@@ -100,7 +103,10 @@ class Mover:
         ]
 
     def restore(self, arm: str) -> None:
-        """Bring all rows to the target slots: ``arm`` is a codec or one of :data:`MEMCPY`."""
+        """Bring all rows to the target slots: ``arm`` is a codec or one of :data:`MEMCPY`; :data:`CONTIGUOUS` does not."""
+        if arm == CONTIGUOUS:
+            np.copyto(self._elsewhere, self._host)
+            return
         for index, (start, position) in enumerate(zip(self._starts, self._positions, strict=True)):
             slots = self._target[start : start + BLOCK_TOKENS]
             if arm == "memcpy":
@@ -111,8 +117,8 @@ class Mover:
                 block = self._blocks[arm][index]
                 decode_block(self._codecs[arm], _FINGERPRINT, block, 0, BLOCK_TOKENS, slots, position)
 
-    def _copy_out(self) -> list[np.ndarray]:
-        """Host buffers of 256 rows: per layer the key rows, then the value rows."""
+    def _copy_out(self) -> np.ndarray:
+        """Host buffers of 256 rows, ``[blocks, bytes]``: per layer the key rows, then the value rows."""
         out = []
         for start in self._starts:
             slots = self._source[start : start + BLOCK_TOKENS]
@@ -122,7 +128,7 @@ class Mover:
                 for buffer in pair
             ]
             out.append(torch.cat(parts).numpy())
-        return out
+        return np.stack(out)
 
     def _copy_with_torch(self, host: np.ndarray, slots: torch.Tensor) -> None:
         source, at = torch.from_numpy(host), 0

@@ -108,6 +108,11 @@ class PLTConfig:
             merged["cold_bytes"] = parse_bytes(merged["cold_bytes"], "--plt-cold-bytes")
         return cls(**merged)
 
+    @property
+    def has_cold_tier(self) -> bool:
+        """False where a budget of zero switches it off."""
+        return self.cold_fraction > 0 if self.cold_bytes is None else self.cold_bytes > 0
+
     def budget_bytes(self, pool_bytes: int) -> int:
         """Bytes of the cold tier next to a KV pool of ``pool_bytes``."""
         return self.cold_bytes if self.cold_bytes is not None else int(self.cold_fraction * pool_bytes)

@@ -59,10 +59,18 @@ class PoolCodec:
         return block_bytes(self._codec, num_rows, exact_rows(position, num_rows))
 
     def encode(self, slots: torch.Tensor, position: int) -> np.ndarray:
-        if self._device.type == "cuda":
-            # the rows may still be in flight on the stream of the forward pass
-            torch.cuda.current_stream(self._device).wait_stream(self._forward_stream)
+        self._after_forward_pass()
         return encode_block(self._codec, self._fingerprint, slots, position)
 
     def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
+        self._after_forward_pass()
         decode_block(self._codec, self._fingerprint, data, start, stop, slots, position)
+
+    def _after_forward_pass(self) -> None:
+        """Order our stream behind the forward pass in flight.
+
+        With overlap scheduling a step may still write rows that are about to be read, and one stray row of a request
+        that has just finished, into a slot that a restore has been given since.
+        """
+        if self._device.type == "cuda" and self._forward_stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._forward_stream)

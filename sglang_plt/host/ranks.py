@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 
-def make_agree_min(group: Any, size: int) -> Callable[[int], int]:
+def make_agree_min(group: Any) -> Callable[[int], int]:
     """The smallest of an integer over a CPU process group; the identity for one rank.
 
     Every rank must call it the same number of times in the same order, which holds because the decisions that lead to
     a call are the same on all ranks.
     """
-    if size == 1 or group is None:
+    if group is None or torch.distributed.get_world_size(group) == 1:
         return lambda value: value
 
     def agree(value: int) -> int:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
+    from sglang_plt.host.codec import PoolCodec
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +40,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     codec = None
     budget = 0
-    if config.cold_bytes != 0 and (config.cold_bytes is not None or config.cold_fraction > 0):
+    if config.has_cold_tier:
         codec = PoolCodec(config.codec, pool, context)
         budget = config.budget_bytes(codec.pool_bytes)
         _check_budget(budget, codec, params.page_size, context.tp_size)
@@ -48,7 +50,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         codec,
         budget,
         rank=context.tp_rank,
-        agree_min=make_agree_min(params.tp_cache_group, context.tp_size),
+        agree_min=make_agree_min(params.tp_cache_group),
     )
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "
@@ -66,7 +68,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     return cache
 
 
-def _check_budget(budget: int, codec, page_size: int, tp_size: int) -> None:
+def _check_budget(budget: int, codec: PoolCodec, page_size: int, tp_size: int) -> None:
     import psutil
 
     smallest = codec.num_bytes(page_size, 0)

@@ -62,8 +62,8 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         help="Prefix cache to use; the same as --radix-cache-backend. 'plt' selects sglang-plt.",
     )
 
-    def add(name: str, type: Any, metavar: str, help: str, **kwargs: Any) -> None:
-        group.add_argument(f"--plt-{name}", type=type, metavar=metavar, default=argparse.SUPPRESS, help=help, **kwargs)
+    def add(name: str, type: Any, metavar: str, help: str) -> None:
+        group.add_argument(f"--plt-{name}", type=type, metavar=metavar, default=argparse.SUPPRESS, help=help)
 
     add("config", str, "FILE", "JSON file with these options, without the prefix; flags override it.")
     add("codec", str, "CODEC", f"How evicted KV is stored: {', '.join(CODECS)} (default {default.codec}).")

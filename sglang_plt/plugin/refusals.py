@@ -85,13 +85,12 @@ def check_flags(record: ServerArgs, config: PLTConfig) -> None:
     from sglang.srt.arg_groups.overrides import resolving_view
 
     view = resolving_view(record)
-    has_cold_tier = config.cold_bytes != 0 and (config.cold_bytes is not None or config.cold_fraction > 0)
     for refusal in REFUSALS:
         try:
             value = getattr(view, refusal.field)
         except AttributeError:
             raise seam_error(f"ServerArgs.{refusal.field} ({refusal.flag}) is missing") from None
-        if refusal.cold_only and not has_cold_tier:
+        if refusal.cold_only and not config.has_cold_tier:
             continue
         if refusal.refused(value):
             raise ConfigError(f"--radix-cache plt cannot be combined with {refusal.flag}={value!r}: {refusal.reason}")

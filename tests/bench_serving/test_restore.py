@@ -70,9 +70,13 @@ def test_sequences_are_whole_blocks(sequences):
         Sequences(sequences.rows, 500, None)
 
 
-@pytest.mark.parametrize(("argv", "status"), [(["--rounds", "1"], 2), (["--model-path", "no/such/model"], 2)])
-def test_a_wrong_command_line_is_refused(argv, status, capsys):
+@pytest.mark.parametrize(
+    "argv", [["--rounds", "1"], ["--model-path", "no/such/model"], ["--json", "no/such/file"], ["--prefill", "vllm"]]
+)
+def test_a_wrong_command_line_is_refused(argv, capsys):
     with pytest.raises(SystemExit) as exit_info:
         restore.main(argv)
-    assert exit_info.value.code == status
-    assert argv[0] in capsys.readouterr().err
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert argv[0] in error
+    assert argv[1] in error

@@ -1,4 +1,4 @@
-"""What the stateful tests do not reach: eviction policies, priorities, EAGLE keys, KV events, chunk by chunk inserts."""
+"""What the stateful tests do not reach: eviction policies, priorities, EAGLE keys, KV events, inserts by chunks."""
 
 from __future__ import annotations
 
