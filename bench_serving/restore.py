@@ -6,7 +6,7 @@ The rows are the KV of real text under the model. In every round all arms move t
 prompt is prefilled, so that a busy machine slows all of them alike. An arm restores blocks of 256 rows into scattered
 slots of a KV pool as SGLang makes it, checksums included; ``memcpy`` copies the reconstructed bytes from a contiguous
 host buffer into the same slots, which is what a host tier that does not encode would do (the faster of two ways);
-``contiguous_copy`` copies them from one buffer to another, which no tier can do and none can beat.
+``contiguous_copy`` copies them from one buffer to another, a bound that no tier of copies can reach.
 Restores and copies run on one thread, a prefill on all of them. Arms are codecs over a float32 pool; ``/bfloat16``
 marks the same over a bfloat16 pool, whose prefill is that of the float32 server.
 

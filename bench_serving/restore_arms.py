@@ -103,7 +103,7 @@ class Mover:
         ]
 
     def restore(self, arm: str) -> None:
-        """Bring all rows to the target slots: ``arm`` is a codec or one of :data:`MEMCPY`; :data:`CONTIGUOUS` does not."""
+        """Bring all rows to the target slots by a codec or a way of :data:`MEMCPY`; :data:`CONTIGUOUS` spares them."""
         if arm == CONTIGUOUS:
             np.copyto(self._elsewhere, self._host)
             return

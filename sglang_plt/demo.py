@@ -21,7 +21,6 @@ OVERFLOW = 3.5
 """How often the finished conversations fill the pool, by default."""
 SYSTEM_TOKENS, TURN_TOKENS = 170, 50
 """What a conversation costs in the demo model's tokens; other tokenizers come close enough to size a pool."""
-COLD_FRACTION = 2.0
 
 _SHOPS = (
     ("Lantern and Oak", "a furniture workshop", "Graz"),
@@ -68,7 +67,7 @@ class DemoOptions:
 
     Attributes:
         max_total_tokens: size of the KV pool; None sizes it so that the conversations fill it :data:`OVERFLOW` times.
-        port: None takes a free one.
+        cold_fraction: budget of the cold tier as a multiple of the pool's bytes.
     """
 
     model_path: Path
@@ -76,7 +75,7 @@ class DemoOptions:
     users: int = 6
     turns: int = 3
     max_total_tokens: int | None = None
-    port: int | None = None
+    cold_fraction: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,7 +99,7 @@ class DemoOptions:
         args = ["--model-path", str(self.model_path), "--max-total-tokens", str(self.pool_tokens)]
         args += ["--dtype", "bfloat16"] if on_gpu else ["--device", "cpu", "--dtype", "float32"]
         args += ["--disable-cuda-graph", "--max-running-requests", "4", "--random-seed", "0", "--enable-metrics"]
-        args += ["--radix-cache", "plt", "--plt-codec", self.codec, "--plt-cold-fraction", str(COLD_FRACTION)]
+        args += ["--radix-cache", "plt", "--plt-codec", self.codec, "--plt-cold-fraction", str(self.cold_fraction)]
         return args
 
 
@@ -292,7 +291,7 @@ def run_demo(options: DemoOptions, server: ServerProcess, on_turn: Callable[[Tur
         state = "does not answer" if server.alive else "has died"
         raise DemoError(f"the server {state}, see {server.log_path}: {error}") from error
     result.held_tokens = sum(last.values())
-    result.pool_token_bytes = metrics["cold_budget_bytes"] / COLD_FRACTION / options.pool_tokens
+    result.pool_token_bytes = metrics["cold_budget_bytes"] / options.cold_fraction / options.pool_tokens
     if metrics["restored_tokens_total"]:
         result.cold_token_bytes = metrics["decoded_bytes_total"] / metrics["restored_tokens_total"]
     return result

@@ -65,6 +65,7 @@ class ColdTier:
         self.stats = stats
         self.store = BlockStore(budget_bytes)
         self.writer = BlockWriter(self._encode, self._encode_failed, background)
+        self._copies: set[Node] = set()  # hot nodes whose blocks can be had again
         self._agree_min = agree_min
         self._log = log
 
@@ -93,6 +94,7 @@ class ColdTier:
             self._drop_below(node)
             self.stats.dropped_tokens["hot"] += len(node)
             self._log("drop_hot", node=node.id, tokens=len(node))
+        self._copies.discard(node)
         return self.trie.clear_hot(node)
 
     def write_ahead(self) -> None:
@@ -108,6 +110,7 @@ class ColdTier:
                 continue
             if not self._reserve(node, last_resort=False):
                 break
+            self._copies.add(node)
             queued += [view.block for view in node.views]
         if queued:
             self.writer.submit(queued)
@@ -166,10 +169,13 @@ class ColdTier:
         """Free the blocks of hot nodes, those last in line for eviction first: nothing is lost but the head start."""
         if num_bytes > self.store.budget_bytes:
             return False
-        copies = [node for node in self.trie.nodes() if node.hot and node.views and not (node.lossy or node.pin_count)]
-        for node in sorted(copies, key=lambda node: (node.last_access, node.id), reverse=True):
+        self._copies = {node for node in self._copies if node.hot and node.views}
+        for node in sorted(self._copies, key=lambda node: (node.last_access, node.id), reverse=True):
             if self.store.free_bytes >= num_bytes:
                 break
+            if node.pin_count:
+                continue
+            self._copies.discard(node)
             self._cancel_reads(node.views)
             self.store.release(self.trie.clear_views(node))
             self._log("drop_copy", node=node.id, tokens=len(node))
@@ -224,6 +230,8 @@ class ColdTier:
         offset = 0
         for node in nodes:
             self.trie.set_hot(node, slots[offset : offset + len(node)], lossy=not self.codec.lossless)
+            if self.codec.lossless:
+                self._copies.add(node)
             offset += len(node)
         self.stats.restores += 1
         self.stats.restored_tokens += offset
@@ -283,4 +291,5 @@ class ColdTier:
     def clear(self) -> None:
         """Forget all blocks; the caller clears the trie."""
         self.writer.cancel()
+        self._copies.clear()
         self.store = BlockStore(self.store.budget_bytes)

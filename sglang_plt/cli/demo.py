@@ -52,11 +52,10 @@ def run(args: argparse.Namespace) -> int:
             users=args.users,
             turns=args.turns,
             max_total_tokens=args.max_total_tokens,
-            port=args.port,
         )
         if args.model_path is None:
             ensure_demo_model(options.model_path)
-        server = ServerProcess(options.server_args(_has_gpu()), port=options.port, progress=_Progress())
+        server = ServerProcess(options.server_args(_has_gpu()), port=args.port, progress=_Progress())
         _say(f"starting SGLang on port {server.port}; log: {server.log_path}")
         with server:
             _say(f"ready: {options.users} users, {options.turns} turns, a pool of {options.pool_tokens} tokens")

@@ -12,6 +12,15 @@ from sglang_plt.quality.texts import builtin_windows, file_windows
 from sglang_plt.results import read_rows
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """So little work gains nothing from threads that wait for one another on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def model(demo_model_dir):
     return ReferenceModel(demo_model_dir)

@@ -67,6 +67,9 @@ class Case:
     _case = unittest.TestCase()
     assertEqual = _case.assertEqual
     assertIsNone = _case.assertIsNone
+    assertIn = _case.assertIn
+    assertGreater = _case.assertGreater
+    assertGreaterEqual = _case.assertGreaterEqual
 
     @pytest.fixture(autouse=True)
     def _attach(self, server, tiny_llama_dir):

@@ -9,6 +9,7 @@ import random
 import pytest
 import requests
 from sglang.test import kl_test_utils
+from sglang.test.kits import basic_scheduler_stress_kit as stress_kit
 from sglang.test.kits import radix_cache_server_kit
 from sglang.test.kits.abort_timeout_kit import AbortAllMixin
 from sglang.test.kits.cache_hit_kit import run_multiturn_cache_hit_test
@@ -109,6 +110,38 @@ class TestKLDivergence(Case, KLDivergenceMixin):
         before = self.restored_tokens()
         yield
         assert self.restored_tokens() > before
+
+
+class TestBasicSchedulerStress(Case, stress_kit.BasicSchedulerStressMixin):
+    """Each probe runs after its prompts were served and pushed out of the pool. The kit asks for capitals; a model with
+    random weights has to repeat what it answered when it was asked alone. The long prompt has 300 of 800 sentences: it
+    must fit the context.
+    """
+
+    sanity_max_new_tokens_short = 16
+    filler = "the quick brown fox jumps over the lazy dog. "
+
+    @pytest.fixture(autouse=True)
+    def _served_before(self, _attach, request, monkeypatch):
+        prefix, questions = stress_kit._CONCURRENT_PREFIX, [question for question, _ in stress_kit._CONCURRENT_QA]
+        answers = [self._stress_generate(prefix + question, 16).lower() for question in questions]
+        assert len(set(answers)) == len(answers)
+        monkeypatch.setattr(stress_kit, "_CONCURRENT_QA", list(zip(questions, answers, strict=True)))
+        self.answer = self._stress_generate(questions[0], 16)
+        self._stress_generate(self.filler * 300, 1)
+        self._stress_generate(make_text(random.Random(0), POOL_TOKENS - 100), 1)
+        before = self.restored_tokens()
+        yield
+        if self.server.page_size == 1 or "streaming" not in request.node.name:  # its prompt is shorter than a page
+            assert self.restored_tokens() > before
+
+    def assertIn(self, member, container):
+        assert member == "paris"
+        assert container == self.answer.lower()
+
+    def _stress_generate(self, prompt, max_new_tokens):
+        prompt = prompt.removeprefix("Read the following text and then answer.\n")
+        return super()._stress_generate(prompt.replace(self.filler * 800, self.filler * 300), max_new_tokens)
 
 
 class TestAbortAll(Case, AbortAllMixin):
