@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,7 +143,7 @@ class Chat:
             f"How much is the {rng.choice(list(goods))}?",
         ]
         questions = [f"{_REASONS[turn % len(_REASONS)]} {asks[turn % len(asks)]}" for turn in range(turns)]
-        questions[0] = f"Hello, this is {name}. {questions[0]}"
+        questions[0] = f"Good morning! {questions[0]}"
         return cls(name, [{"role": "system", "content": system}], questions)
 
 
@@ -246,7 +247,8 @@ class DemoResult:
     def sample(self) -> Iterator[str]:
         """The conversation of the first user."""
         for message in self.chats[0].messages:
-            yield f"{message['role']:>10}: {' '.join(message['content'].split())}"
+            text = textwrap.fill(" ".join(message["content"].split()), 100, subsequent_indent=" " * 11)
+            yield f"{message['role']:>9}: {text}"
 
 
 def _median_ttft(turns: list[Turn]) -> float:

@@ -19,11 +19,22 @@ from typing import Any
 
 from sglang_plt.client import Client, RequestError
 
-__all__ = ["RequestError", "ServerProcess", "ServerStartError", "free_port", "group_members", "port_in_use"]
+__all__ = [
+    "CALM_THREADS",
+    "RequestError",
+    "ServerProcess",
+    "ServerStartError",
+    "free_port",
+    "group_members",
+    "port_in_use",
+]
 
 LOG_TAIL_LINES = 30
 STOP_GRACE_S = 15.0
 """Between SIGTERM and SIGKILL; SGLang looks for the signal every five seconds."""
+
+CALM_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+"""Environment for a server on shared CPU cores: threads that wait for one another sleep instead of spinning."""
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP)
 _ERROR_LINE = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b|.*: error: |.*\bnot found\b")

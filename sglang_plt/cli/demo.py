@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_plt.demo import HEADER, DemoError, DemoOptions, run_demo, table_line
     from sglang_plt.demo_model import DemoModelError, ensure_demo_model
     from sglang_plt.results import write_rows
-    from sglang_plt.serving import ServerProcess, ServerStartError
+    from sglang_plt.serving import CALM_THREADS, ServerProcess, ServerStartError
 
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UserError(f"--json={args.json}: {args.json.absolute().parent} is not a directory")
@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.model_path is None:
             ensure_demo_model(options.model_path)
-        server = ServerProcess(options.server_args(_has_gpu()), port=args.port, progress=_Progress())
+        on_gpu = _has_gpu()
+        server = ServerProcess(
+            options.server_args(on_gpu), port=args.port, env={} if on_gpu else CALM_THREADS, progress=_Progress()
+        )
         _say(f"starting SGLang on port {server.port}; log: {server.log_path}")
         with server:
             _say(f"ready: {options.users} users, {options.turns} turns, a pool of {options.pool_tokens} tokens")
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     except (DemoError, DemoModelError) as error:
         raise UserError(str(error)) from error
     print("\n" + "\n".join(result.summary()))
-    print("\n" + "\n".join(result.sample()))
+    print("\nthe first conversation:\n" + "\n".join(result.sample()))
     if args.json is not None:
         try:
             write_rows(args.json, result.rows())
@@ -98,4 +101,6 @@ class _Progress:
     def __call__(self, seconds: float, line: str) -> None:
         if seconds >= self._due:
             self._due += 10
-            _say(f"{seconds:.0f} s ... {line[:100] if line.startswith('[') else ''}")
+            # "[date time] message" of SGLang's own logger; the rest is warnings and our polling
+            stage = line.partition("] ")[2] if line.startswith("[") and "GET /" not in line else ""
+            _say(f"{seconds:.0f} s ... {stage[:90]}".rstrip())

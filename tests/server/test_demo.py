@@ -184,7 +184,7 @@ def test_the_command_prints_table_summary_and_json(model, tmp_path, monkeypatch,
     class StubServer(Stub):
         port = 1
 
-        def __init__(self, args, port, progress):
+        def __init__(self, args, port, env, progress):
             super().__init__()
 
         def __enter__(self):
