@@ -17,6 +17,7 @@ already written and without.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -166,6 +167,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--rounds={args.rounds} and --steps={args.steps} must be at least 2")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json={args.json}: {args.json.absolute().parent} is not a directory")
+    if (load := os.getloadavg()[0]) > 1:
+        # threads of a prefill wait for one another, so that it suffers more than a restore on one thread
+        _say(f"the machine is busy (load {load:.1f}): restore_vs_prefill will flatter; repeat when it is quiet")
     try:
         model_path = args.model_path or ensure_demo_model(DEFAULT_DEMO_MODEL)
         model = ReferenceModel(model_path)
