@@ -186,9 +186,13 @@ def test_no_pip_anywhere(wheel, target, capsys, monkeypatch):
 
 
 SLOW_RUN = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from sglang_plt import cli, demo_model
+
+for number in (signal.SIGTERM, signal.SIGHUP):  # a background job, or nohup, ignores some of them
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def convert(gguf, model_dir):
     (model_dir / "model.safetensors").write_text("half")

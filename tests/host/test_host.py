@@ -11,6 +11,7 @@ from torch import nn
 from sglang_plt.host.pool import UnsupportedPool, pool_rows
 from sglang_plt.host.ranks import make_agree_min
 from sglang_plt.host.rotary import find_rotary
+from tests.host.vote import vote
 
 
 @pytest.fixture(autouse=True)
@@ -106,14 +107,7 @@ def test_no_group_agrees_with_itself():
     assert make_agree_min(None)(7) == 7
 
 
-def _vote(rank: int, path: str, answers) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    agree = make_agree_min(torch.distributed.group.WORLD)
-    answers[rank] = (agree(rank + 3), agree(9 - rank))
-    torch.distributed.destroy_process_group()
-
-
 def test_two_ranks_agree_on_the_smallest(tmp_path):
-    answers = torch.multiprocessing.get_context("spawn").Manager().dict()
-    torch.multiprocessing.spawn(_vote, args=(str(tmp_path / "store"), answers), nprocs=2)
-    assert dict(answers) == {0: (3, 8), 1: (3, 8)}
+    answers = [tmp_path / "0", tmp_path / "1"]
+    torch.multiprocessing.spawn(vote, args=(str(tmp_path / "store"), [str(path) for path in answers]), nprocs=2)
+    assert [path.read_text() for path in answers] == ["3 8", "3 8"]

@@ -80,26 +80,6 @@ def large(tiny_llama_dir, small):
     return said
 
 
-def test_outputs_are_the_same_token_for_token(small, large):
-    said, _ = small
-    assert said.output_ids == large.output_ids
-    assert all(len(output) == NEW_TOKENS for output in said.output_ids)
-    for mine, other in zip(said.logprobs, large.logprobs, strict=True):
-        assert mine == pytest.approx(other, abs=1e-5)
-
-
-def test_the_small_pool_restores_what_the_large_one_keeps(small, large):
-    said, _ = small
-    assert sum(said.prompt) == sum(large.prompt) > 4 * SMALL_POOL
-    assert sum(large.host) == 0
-    assert large.metrics["restored_tokens_total"] == 0
-    later = slice(USERS, None)
-    assert all(tokens > 0 for tokens in said.host[later])
-    # nothing but the new question, and what the answer's end adds, is computed again
-    reused = [device + host for device, host in zip(said.device, said.host, strict=True)]
-    assert reused == large.device
-
-
 def test_metrics_agree_with_what_the_requests_were_told(small):
     said, _ = small
     metrics = said.metrics
@@ -136,3 +116,23 @@ def test_the_demo_sees_the_same(small):
     assert demo.pool_token_bytes == ROW_BYTES
     assert ROW_BYTES <= demo.cold_token_bytes < 1.1 * ROW_BYTES
     assert demo.held_tokens > 1.5 * SMALL_POOL
+
+
+def test_outputs_are_the_same_token_for_token(small, large):
+    said, _ = small
+    assert said.output_ids == large.output_ids
+    assert all(len(output) == NEW_TOKENS for output in said.output_ids)
+    for mine, other in zip(said.logprobs, large.logprobs, strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+
+
+def test_the_small_pool_restores_what_the_large_one_keeps(small, large):
+    said, _ = small
+    assert sum(said.prompt) == sum(large.prompt) > 4 * SMALL_POOL
+    assert sum(large.host) == 0
+    assert large.metrics["restored_tokens_total"] == 0
+    later = slice(USERS, None)
+    assert all(tokens > 0 for tokens in said.host[later])
+    # nothing but the new question, and what the answer's end adds, is computed again
+    reused = [device + host for device, host in zip(said.device, said.host, strict=True)]
+    assert reused == large.device

@@ -1,5 +1,6 @@
 """ServerProcess against a stand-in for ``sglang.launch_server`` that starts at once and has a child to leave behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,12 +16,13 @@ FAKE = """
 import http.server, json, os, signal, subprocess, sys, time
 
 mode = os.environ.get("FAKE", "")
+signal.alarm(120)  # outlives no test, come what may
 print("starting", sys.argv[1:], flush=True)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
 if mode == "die":
     raise RuntimeError("no such model")
 if mode == "hang":
-    time.sleep(600)
+    time.sleep(120)
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -168,8 +170,12 @@ def test_a_port_in_use_is_named_before_anything_starts(fake):
 def test_no_signal_leaves_a_server_behind(fake, tmp_path, number, when):
     script = tmp_path / "user.py"
     script.write_text(
-        "import os, time\n"
+        "import os, signal, time\n"
         "from pathlib import Path\n"
+        # a shell's background job, or nohup, ignores some of them
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from sglang_plt import serving\n"
         "serving.STOP_GRACE_S = 1.0\n"
         "mode = os.environ.pop('WHEN')\n"
@@ -178,12 +184,12 @@ def test_no_signal_leaves_a_server_behind(fake, tmp_path, number, when):
         "progress=lambda seconds, line: print(server.process.pid, flush=True))\n"
         "with server:\n"
         "    print(server.process.pid, flush=True)\n"
-        "    time.sleep(600)\n"
+        "    time.sleep(120)\n"
     )
     env = {**os.environ, "FAKE_DIR": str(tmp_path), "WHEN": when}
     user = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+    group = int(user.stdout.readline())
     try:
-        group = int(user.stdout.readline())
         assert group_members(group)
         time.sleep(0.1)
         user.send_signal(number)
@@ -193,6 +199,19 @@ def test_no_signal_leaves_a_server_behind(fake, tmp_path, number, when):
     finally:
         user.kill()
         user.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_an_ignored_hangup_stays_ignored(fake):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with fake() as server:
+            signal.raise_signal(signal.SIGHUP)
+            assert server.alive
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_metrics_of_one_rank_without_buckets():
