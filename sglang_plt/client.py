@@ -28,10 +28,16 @@ class RequestError(RuntimeError):
 
 
 class Client:
-    """Requests to the server at ``url``. All raise RequestError, or OSError when nothing answers."""
+    """Requests to the server at ``url``, with ``api_key`` where it asks for one.
 
-    def __init__(self, url: str):
+    All raise RequestError, or OSError when nothing answers.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None):
         self.url = url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     def answers(self, path: str) -> bool:
         """Whether a GET has status 200 within five seconds; raises nothing."""
@@ -75,7 +81,7 @@ class Client:
     @contextmanager
     def _response(self, path: str, payload: Any, timeout_s: float) -> Iterator[Any]:
         body = None if payload is None else json.dumps(payload).encode()
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.url + path, body, self._headers)
         try:
             with _open(request, timeout=timeout_s) as response:
                 yield response

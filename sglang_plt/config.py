@@ -52,6 +52,7 @@ class PLTConfig:
         restore_threshold: shorter runs of cold tokens are recomputed instead of restored.
         write_ahead: tokens next in line for eviction that are encoded ahead of need.
         replay_tokens: tokens of evicted prefixes whose keys are kept for their statistics.
+        delta_threshold: bits that sequences must share to be a cluster of their own.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
 
@@ -61,6 +62,7 @@ class PLTConfig:
     restore_threshold: int = 16
     write_ahead: int = 16384
     replay_tokens: int = 1 << 20
+    delta_threshold: float = 14.0
     decision_log: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +79,9 @@ class PLTConfig:
         self._require_int("restore_threshold", minimum=1)
         self._require_int("write_ahead", minimum=0)
         self._require_int("replay_tokens", minimum=0)
+        delta = self.delta_threshold
+        if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta <= 1024:
+            raise ConfigError(f"--plt-delta-threshold={delta!r} must be a number of bits above 0, at most 1024")
         if self.decision_log is not None and not isinstance(self.decision_log, str):
             raise ConfigError(f"--plt-decision-log={self.decision_log!r} must be a path")
 

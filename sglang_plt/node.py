@@ -8,6 +8,7 @@ from sglang_plt.blocks import View
 from sglang_plt.keys import Key
 
 if TYPE_CHECKING:
+    from sglang_plt.clusters import Best
     from sglang_plt.policy import EvictionQueue
 
 
@@ -15,6 +16,7 @@ class Node:
     """One edge of the trie with its payload. ``start`` is the absolute position of its first token."""
 
     __slots__ = (
+        "best",
         "children",
         "created",
         "event_hash_value",
@@ -26,6 +28,7 @@ class Node:
         "last_access",
         "lock_count",
         "lossy",
+        "model_bits",
         "parent",
         "pin_count",
         "priority",
@@ -34,7 +37,9 @@ class Node:
         "resident_children",
         "slots",
         "start",
+        "total",
         "views",
+        "weight",
     )
 
     def __init__(self, id: int, parent: Node | None, key: Key, start: int, now: int, priority: int):
@@ -54,6 +59,10 @@ class Node:
         self.created: int = now
         self.hit_count: int = 0
         self.priority: int = priority
+        self.weight = 0  # how often the prefix went on here, in units of probability.ONE
+        self.total = 0  # how often it went on behind this node
+        self.model_bits: int | None = None  # -log2 P(this edge) by the model, in units of 1 / probability.BIT
+        self.best: Best | None = None  # of clusters.Clusters
         self.queue: EvictionQueue | None = None
         self.queue_stamp = 0
         self.hash_value: list[str] | None = None

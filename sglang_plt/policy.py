@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_plt.value import ValueOrder
+
 if TYPE_CHECKING:
     from sglang_plt.node import Node
 
@@ -31,10 +33,13 @@ _ORDERS: dict[str, EvictionOrder] = {
 }
 
 EVICTION_POLICIES = tuple(_ORDERS)
+"""SGLang's own."""
+
+PLT_POLICIES = (*EVICTION_POLICIES, "value")
 
 
 def make_order(name: str, options: dict[str, Any] | None = None) -> EvictionOrder:
-    """The order called ``name``.
+    """The order called ``name``, one of :data:`PLT_POLICIES`; ``value`` is a :class:`sglang_plt.value.ValueOrder`.
 
     Args:
         options: keyword arguments of the policy; only ``slru`` has one, ``protected_threshold``.
@@ -43,8 +48,10 @@ def make_order(name: str, options: dict[str, Any] | None = None) -> EvictionOrde
         ValueError: unknown name or option.
     """
     name = name.lower()
+    if name == "value" and not options:
+        return ValueOrder()
     if name not in _ORDERS:
-        raise ValueError(f"eviction policy {name!r} is not supported; choose one of {', '.join(EVICTION_POLICIES)}")
+        raise ValueError(f"eviction policy {name!r} is not supported; choose one of {', '.join(PLT_POLICIES)}")
     if not options:
         return _ORDERS[name]
     threshold = options.get("protected_threshold")
@@ -57,9 +64,14 @@ class EvictionQueue:
     """Nodes ordered by an :data:`EvictionOrder`, cheap to update: an update pushes, stale entries are skipped.
 
     A node is in at most one queue at a time; ``node.queue`` names it and ``node.queue_stamp`` marks its live entry.
+    An order whose keys change while a node waits makes its own queue, which is then what this constructor returns.
     """
 
     _SLACK = 64
+
+    def __new__(cls, order: EvictionOrder) -> Any:
+        make_queue = getattr(order, "make_queue", None)
+        return make_queue() if make_queue is not None else super().__new__(cls)
 
     def __init__(self, order: EvictionOrder):
         self.order = order

@@ -13,13 +13,14 @@ checked by :meth:`TieredNodes.check`:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_plt.blocks import View
 from sglang_plt.keys import Key
 from sglang_plt.node import Node
 from sglang_plt.policy import EvictionOrder, EvictionQueue
+from sglang_plt.probability import Estimator
 
 
 class TieredNodes:
@@ -28,6 +29,9 @@ class TieredNodes:
     Args:
         page_size: tokens of the allocation unit; nodes start and end on page boundaries.
         order: eviction order of the hot tier; the cold and replay tiers use the same.
+
+    Attributes:
+        on_change: called with a node whose edge or residency has changed, for statistics that follow the trie.
     """
 
     def __init__(self, page_size: int, order: EvictionOrder):
@@ -35,6 +39,7 @@ class TieredNodes:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.order = order
+        self.on_change: Callable[[Node], None] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -49,6 +54,7 @@ class TieredNodes:
         self.cold_tokens = 0
         self.replay_tokens = 0
         self.num_nodes = 0
+        self.estimator = Estimator()
         self.root = Node(self._new_id(), None, Key(array("q")), 0, 0, -(1 << 62))
         self.root.slots = ()
         self.root.lock_count = 1
@@ -84,6 +90,8 @@ class TieredNodes:
         self._count(node)
         self._requeue(parent)
         self._requeue(node)
+        if self.on_change is not None:
+            self.on_change(node)
 
     def clear_hot(self, node: Node) -> Any:
         """Take the device slots from an unlocked node without hot children; returns them."""
@@ -101,6 +109,8 @@ class TieredNodes:
         self._count(node)
         self._requeue(node)
         self._requeue(parent)
+        if self.on_change is not None:
+            self.on_change(node)
         return slots
 
     def set_views(self, node: Node, views: list[View]) -> None:
@@ -123,6 +133,8 @@ class TieredNodes:
         self._requeue(node)
         if node.parent is not None:
             self._requeue(node.parent)
+        if self.on_change is not None:
+            self.on_change(node)
         return views
 
     def remove(self, node: Node) -> None:
@@ -136,6 +148,10 @@ class TieredNodes:
         del parent.children[self._edge(parent, node.key, 0)]
         self.replay_tokens -= len(node)
         self.num_nodes -= 1
+        if parent is self.root:
+            self.estimator.forget(node)
+        if self.on_change is not None:
+            self.on_change(node)
         node.parent = None
         self._requeue(parent)
 

@@ -13,6 +13,7 @@ from sglang_plt.blocks import split_views
 from sglang_plt.keys import Key
 from sglang_plt.node import Node
 from sglang_plt.policy import EvictionOrder
+from sglang_plt.probability import DECAY_FROM, ONE, Context, prior_weight
 from sglang_plt.tiers import TieredNodes
 
 __all__ = ["Node", "SlotReader", "Trie"]
@@ -72,6 +73,7 @@ class Trie(TieredNodes):
         priority: int = 0,
         counted_len: int = 0,
         on_new: Callable[[Node], None] | None = None,
+        model_bits: Callable[[int, int], int | None] | None = None,
     ) -> tuple[int, Node]:
         """Insert ``key``; its rows are in the slots that ``read_slots`` names.
 
@@ -79,8 +81,10 @@ class Trie(TieredNodes):
         those hold freshly computed rows; a node without views behind the path is created for the rest.
 
         Args:
-            counted_len: nodes that end at or before this position were counted as a hit before.
+            counted_len: nodes that end at or before this position were counted as a hit, and learned from, before.
             on_new: called for every node that became hot, root to leaf.
+            model_bits: ``(start, stop)`` -> ``-log2 P`` by the model of those positions given all before them, in units
+                of ``1 / probability.BIT``; None where it was not computed.
 
         Returns:
             (tokens of the prefix that was hot before, last node): slots of positions below the first are duplicates.
@@ -91,6 +95,9 @@ class Trie(TieredNodes):
         node.priority = max(node.priority, priority)
         page_size = self.page_size
         offset, length = 0, key.aligned_len(page_size)
+        context = self.estimator.context(key.namespace) if length else None
+        learns = context is not None
+        seen: Any = context  # what counts how often the prefix walked so far went on
         hot_len = 0
         while offset < length:
             child = node.children.get(key.page_at(offset, page_size) if offset else self._edge(node, key, 0))
@@ -112,6 +119,12 @@ class Trie(TieredNodes):
             offset += matched
             if offset > counted_len:
                 child.hit_count += 1
+                if learns:
+                    child.weight += ONE
+                    seen.total += ONE
+                    if seen.total > DECAY_FROM:
+                        self._decay(node, child, seen)
+            seen = child
             child.last_access = now
             if child.queue is not None:
                 child.queue.add(child)
@@ -120,13 +133,38 @@ class Trie(TieredNodes):
             child = Node(self._new_id(), node, key[offset:length], offset, now, priority)
             child.hit_count = 1 if length > counted_len else 0
             node.children[self._edge(node, key, offset)] = child
+            if context is not None:
+                self._learn_new(node, child, context, model_bits)
             self.num_nodes += 1
             self.replay_tokens += len(child)
             self.set_hot(child, read_slots(offset, length), lossy=False)
             if on_new is not None:
                 on_new(child)
             node = child
+        elif self.on_change is not None:
+            self.on_change(node)
         return hot_len, node
+
+    def _learn_new(self, parent: Node, child: Node, context: Context, model_bits: Any) -> None:
+        """``child`` is a new way on from ``parent``, taken once."""
+        child.weight = ONE
+        if model_bits is not None:
+            child.model_bits = model_bits(child.start, child.stop)
+            if child.model_bits is not None:
+                child.weight += prior_weight(child.model_bits)
+        seen: Any = parent
+        if parent is self.root:
+            context.kinds += 1
+            seen = context
+        seen.total += child.weight
+        if seen.total > DECAY_FROM:
+            self._decay(parent, child, seen)
+
+    def _decay(self, parent: Node, child: Node, seen: Any) -> None:
+        if self.estimator.decay(parent, child, seen):
+            seen.best = None  # every way on has another weight
+            if self.on_change is not None:
+                self.on_change(parent)
 
     def split(self, node: Node, length: int) -> Node:
         """Cut ``node`` after ``length`` tokens; returns the new upper part, ``node`` becomes the lower part."""
@@ -140,6 +178,10 @@ class Trie(TieredNodes):
         upper.lock_count = node.lock_count
         upper.pin_count = node.pin_count
         upper.lossy = node.lossy
+        upper.weight = upper.total = node.weight
+        if node.model_bits is not None:
+            upper.model_bits = node.model_bits * length // len(node.key)
+            node.model_bits -= upper.model_bits
         parent.children[self._edge(parent, node.key, 0)] = upper
         upper.views, node.views = split_views(node.views, length)
         if node.slots is not None:
@@ -153,4 +195,6 @@ class Trie(TieredNodes):
         upper.hot_children = int(node.slots is not None)
         upper.resident_children = int(node.resident)
         self.num_nodes += 1
+        if self.on_change is not None:
+            self.on_change(upper)
         return upper

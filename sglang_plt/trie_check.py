@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sglang_plt.keys import Namespace
     from sglang_plt.node import Node
     from sglang_plt.policy import EvictionQueue
     from sglang_plt.tiers import TieredNodes
@@ -32,6 +33,19 @@ def check_trie(trie: TieredNodes) -> None:
     assert len(trie.hot_queue) == queued["hot"]
     assert len(trie.cold_queue) == queued["cold"]
     assert len(trie.replay_queue) == queued["replay"]
+    _check_contexts(trie)
+
+
+def _check_contexts(trie: TieredNodes) -> None:
+    """The empty prefix of every namespace with a node counts its ways on; what is forgotten stays in the total."""
+    known: dict[Namespace | None, list[int]] = {}
+    for child in trie.root.children.values():
+        if trie.estimator.learns(child.key.namespace):
+            known.setdefault(child.key.namespace, []).append(child.weight)
+    contexts = trie.estimator.contexts
+    assert all(contexts[namespace].kinds == len(weights) for namespace, weights in known.items())
+    assert all(contexts[namespace].total >= sum(weights) for namespace, weights in known.items())
+    assert set(contexts) == set(known)
 
 
 def _check_node(trie: TieredNodes, node: Node) -> None:
@@ -58,6 +72,8 @@ def _check_node(trie: TieredNodes, node: Node) -> None:
     assert node.resident_children == sum(child.resident for child in node.children.values())
     if node.lock_count:
         assert node.slots is not None
+    assert node.total >= sum(child.weight for child in node.children.values())
+    assert (node.weight > 0) == trie.estimator.learns(node.key.namespace), f"{node} has weight {node.weight}"
     for child in node.children.values():
         assert child.parent is node
         assert child.lock_count <= node.lock_count

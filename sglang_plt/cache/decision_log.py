@@ -12,6 +12,10 @@ class DecisionLog:
     def __init__(self, path: str | None, rank: int):
         self._file: TextIO | None = open(f"{path}.tp{rank}", "w") if path is not None else None  # noqa: SIM115
 
+    @property
+    def enabled(self) -> bool:
+        return self._file is not None
+
     def record(self, event: str, **fields: int) -> None:
         """Append one decision; fields are integers that must not depend on the rank."""
         if self._file is not None:

@@ -25,7 +25,9 @@ from sglang_plt.cache.cold_tier import ColdTier, RowCodec
 from sglang_plt.cache.decision_log import DecisionLog
 from sglang_plt.cache.events import TrieEvents
 from sglang_plt.cache.metrics import CacheMetrics
+from sglang_plt.cache.model_bits import model_bits
 from sglang_plt.cache.stats import CacheStats
+from sglang_plt.clusters import Clusters
 from sglang_plt.config import PLTConfig
 from sglang_plt.keys import Key, make_namespace
 from sglang_plt.policy import make_order
@@ -73,6 +75,7 @@ class PLTRadixCache(BasePrefixCache):
         self._no_slots = torch.empty((0,), dtype=torch.int64, device=self.device)
 
         self.trie = Trie(self.page_size, make_order(params.eviction_policy, params.eviction_policy_config))
+        self.clusters = Clusters(self.trie, self.config.delta_threshold)
         self.stats = CacheStats()
         self.decisions = DecisionLog(self.config.decision_log, rank)
         self.events = TrieEvents(params, self.trie)
@@ -245,6 +248,7 @@ class PLTRadixCache(BasePrefixCache):
             priority=priority,
             counted_len=req.kv.cache_inserted_len,
             on_new=self.events.stored,
+            model_bits=None if self.is_eagle else model_bits(req),
         )
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, key_len)
         self._split_at_prompt(req, key, key_len, priority)
@@ -261,7 +265,10 @@ class PLTRadixCache(BasePrefixCache):
         self.unlock(req.lock)
         req.lock = self.lock(node)
         req.last_node = node
-        self.decisions.record("checkpoint", tokens=key_len, duplicates=hot_len - protected)
+        if self.decisions.enabled:
+            learns = self.trie.estimator.learns(namespace)
+            bits = self.trie.estimator.path_bits(node) if learns else 0
+            self.decisions.record("checkpoint", tokens=key_len, duplicates=hot_len - protected, bits=bits)
 
     def _split_at_prompt(self, req: Req, key: Key, key_len: int, priority: int) -> None:
         """Let the prompt outlive the answer: its nodes rank one priority higher and end where the prompt ends."""

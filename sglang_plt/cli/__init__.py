@@ -20,6 +20,8 @@ COMMANDS = {
     "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",
     "kl": "sglang_plt.cli.kl",
+    "simulate": "sglang_plt.cli.simulate",
+    "tree": "sglang_plt.cli.tree",
 }
 """Name of a command -> the module that is it."""
 

@@ -35,7 +35,9 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     from sglang_plt.cache.prefix_cache import PLTRadixCache
     from sglang_plt.host.codec import PoolCodec
     from sglang_plt.host.ranks import make_agree_min
+    from sglang_plt.plugin import tree_route
 
+    tree_route.install()
     params = context.params
     pool = params.token_to_kv_pool_allocator.get_kvcache()
     codec = None
@@ -54,7 +56,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     )
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "
-        "restore_threshold=%d write_ahead=%d replay_tokens=%d%s",
+        "restore_threshold=%d write_ahead=%d replay_tokens=%d delta_threshold=%g%s",
         codec.describe() if codec is not None else "none",
         budget,
         budget / codec.pool_bytes if codec is not None else 0.0,
@@ -63,6 +65,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         config.restore_threshold,
         config.write_ahead,
         config.replay_tokens,
+        config.delta_threshold,
         f" decision_log={config.decision_log}" if config.decision_log else "",
     )
     return cache

@@ -92,6 +92,12 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "TOKENS",
         f"Keep the keys of this many dropped tokens for their statistics (default {default.replay_tokens}).",
     )
+    add(
+        "delta-threshold",
+        float,
+        "BITS",
+        f"Sequences that share this much information are a cluster of their own (default {default.delta_threshold}).",
+    )
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
 
 

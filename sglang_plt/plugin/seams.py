@@ -121,8 +121,20 @@ SEAMS = (
     Seam("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", parameters=("req",)),
     Seam("sglang.srt.server_args.ServerArgs", members=("add_cli_args", "from_cli_args", "check_server_args")),
     Seam("sglang.srt.arg_groups.overrides.resolving_view", parameters=("server_args",)),
-    Seam("sglang.srt.plugins.hook_registry.HookRegistry", members=("register", "_patched")),
-    Seam("sglang.srt.plugins.hook_registry.HookType", members=("BEFORE", "AFTER")),
+    Seam("sglang.srt.plugins.hook_registry.HookRegistry", members=("register", "apply_hooks", "_patched")),
+    Seam("sglang.srt.plugins.hook_registry.HookType", members=("BEFORE", "AFTER", "AROUND")),
+    Seam(
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController",
+        parameters=("scheduler",),
+        members=("set_internal_state", "get_internal_state"),
+    ),
+    Seam("sglang.srt.managers.io_struct.SetInternalStateReq", parameters=("server_args",)),
+    Seam("sglang.srt.managers.io_struct.SetInternalStateReqOutput", parameters=("updated",)),
+    Seam("sglang.srt.managers.io_struct.GetInternalStateReqOutput", parameters=("internal_state",)),
+    Seam(
+        "sglang.srt.managers.schedule_batch.ReqLogprob",
+        parameters=("output_token_logprobs_val",),
+    ),
     Seam("sglang.version.__version__"),
 )
 

@@ -27,6 +27,7 @@ EVERY_OPTION = {
     "restore_threshold": ("7", 7),
     "write_ahead": ("0", 0),
     "replay_tokens": ("9", 9),
+    "delta_threshold": ("6.5", 6.5),
     "decision_log": ("/tmp/decisions", "/tmp/decisions"),
 }
 """Option -> what is written on a command line, and what it means."""
