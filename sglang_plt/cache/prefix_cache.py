@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang_plt.cache.cold_tier import ColdTier, RowCodec
 from sglang_plt.cache.decision_log import DecisionLog
 from sglang_plt.cache.events import TrieEvents
+from sglang_plt.cache.load_back import LoadBack
 from sglang_plt.cache.metrics import CacheMetrics
 from sglang_plt.cache.model_bits import model_bits
 from sglang_plt.cache.stats import CacheStats
@@ -90,7 +91,7 @@ class PLTRadixCache(BasePrefixCache):
             log=self.decisions.record,
             background=background,
         )
-        self._pinned: Node | None = None
+        self.load_back = LoadBack(self.trie, self.cold, self._allocate, self._free)
         self.metrics: CacheMetrics | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
@@ -102,7 +103,7 @@ class PLTRadixCache(BasePrefixCache):
     def reset(self) -> None:
         """Forget everything; the caller clears the pools."""
         self.cold.clear()
-        self._pinned = None
+        self.load_back.clear()
         self.trie.clear()
         self.root_node = self.trie.root
         self.events.all_cleared()
@@ -131,8 +132,8 @@ class PLTRadixCache(BasePrefixCache):
         Cold nodes of a match for a request stay pinned until the next such match or its restore.
         """
         req = params.req
-        if req is not None and self._pinned is not None:
-            self._unpin()
+        if req is not None:
+            self.load_back.unpin()
         if self.disable:
             return MatchResult(0, self.root_node, self.root_node, self.root_node)
         hot, last = self.trie.match(self._key(params.key))
@@ -145,15 +146,9 @@ class PLTRadixCache(BasePrefixCache):
             self.stats.matched_cold_tokens += cold_len
             self.decisions.record("match", hot=hot_len, cold=cold_len)
             if cold_len:
-                self.trie.pin(last)
-                self._pinned = last
+                self.load_back.pin(last)
         # device_prefix_len, last_device_node, last_host_node, best_match_node, host_hit_length; by position for speed
         return MatchResult(hot_len, hot, hot, last, cold_len, full_kv_hit_length=hot_len + cold_len)
-
-    def _unpin(self) -> None:
-        if self._pinned is not None:
-            pinned, self._pinned = self._pinned, None
-            self.trie.unpin(pinned)
 
     def touch_prefix(self, key: RadixKey) -> None:
         if not self.disable:
@@ -165,45 +160,14 @@ class PLTRadixCache(BasePrefixCache):
         """Restore all of a promised host hit or nothing; zero tokens make the scheduler recompute."""
         started = time.perf_counter()
         last: Node = params.best_match_node
-        nodes = self._cold_run(last)
-        hot = nodes[0].parent if nodes else last
-        assert hot is not None
-        fallback = params.req.last_node if params.req is not None else hot
-        if not nodes or last.stop - hot.stop != params.host_hit_length:
-            self._unpin()
-            return 0, fallback
-        self.trie.pin(last)
-        self.trie.lock(hot)
-        try:
-            slots = self._allocate(params.host_hit_length)
-            restored = slots is not None and self.cold.restore(nodes, slots)
-            if slots is not None and not restored:
-                self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
-        finally:
-            self.trie.unlock(hot)
-            self._drop_pins(last)
-        if restored:
-            for node in nodes:
-                self.events.stored(node)
+        restored = self.load_back.restore(last, params.host_hit_length)
+        for node in restored:
+            self.events.stored(node)
         self.stats.observe("restore", time.perf_counter() - started)
         self._publish()
-        return (params.host_hit_length, last) if restored else (0, fallback)
-
-    def _cold_run(self, last: Node) -> list[Node]:
-        """The cold nodes that end at ``last``, top first; empty when the path is no longer whole."""
-        nodes: list[Node] = []
-        node: Node | None = last
-        while node is not None and node.cold:
-            nodes.append(node)
-            node = node.parent
-        if node is None or not node.hot:
-            return []
-        nodes.reverse()
-        return nodes
-
-    def _drop_pins(self, last: Node) -> None:
-        self.trie.unpin(last)
-        self._unpin()
+        if restored:
+            return params.host_hit_length, last
+        return 0, params.req.last_node if params.req is not None else self.load_back.last_hot(last)
 
     def _allocate(self, num_tokens: int) -> torch.Tensor | None:
         allocator = self.token_to_kv_pool_allocator
@@ -211,6 +175,9 @@ class PLTRadixCache(BasePrefixCache):
         if shortfall > 0:
             self.evict(EvictParams(num_tokens=shortfall))
         return allocator.alloc(num_tokens)
+
+    def _free(self, slots: torch.Tensor) -> None:
+        self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
 
     # -- insert ---------------------------------------------------------------------------------------------------
 
