@@ -259,7 +259,7 @@ class TieredNodes:
         elif node.views:
             if node.resident_children == 0 and node.pin_count == 0:
                 queue = self.cold_queue
-        elif not node.children:
+        elif not node.children and node.pin_count == 0:  # a removed node would keep its ancestors pinned
             queue = self.replay_queue
         if node.queue is not queue:
             if node.queue is not None:

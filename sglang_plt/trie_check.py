@@ -85,4 +85,4 @@ def _expected_queue(trie: TieredNodes, node: Node) -> EvictionQueue | None:
         return trie.hot_queue if node.hot_children == 0 and not node.lock_count else None
     if node.views:
         return trie.cold_queue if node.resident_children == 0 and not node.pin_count else None
-    return None if node.children else trie.replay_queue
+    return None if node.children or node.pin_count else trie.replay_queue

@@ -65,7 +65,7 @@ class ColdTier:
         self.stats = stats
         self.store = BlockStore(budget_bytes)
         self.writer = BlockWriter(self._encode, self._encode_failed, background)
-        self._copies: set[Node] = set()  # hot nodes whose blocks can be had again
+        self._row_bytes = codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1 if codec is not None else 0
         self._agree_min = agree_min
         self._log = log
 
@@ -94,7 +94,6 @@ class ColdTier:
             self._drop_below(node)
             self.stats.dropped_tokens["hot"] += len(node)
             self._log("drop_hot", node=node.id, tokens=len(node))
-        self._copies.discard(node)
         return self.trie.clear_hot(node)
 
     def write_ahead(self) -> None:
@@ -102,15 +101,13 @@ class ColdTier:
         if self.codec is None or not self.config.write_ahead:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
-        row_bytes = self.codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1
-        tokens = min(self.config.write_ahead, self.store.budget_bytes // (8 * row_bytes))
+        most = self.store.budget_bytes // (8 * self._row_bytes)
         queued: list[Block] = []
-        for node in self._next_in_line(tokens):
-            if node.views or node.lossy:
+        for node in self._next_in_line(min(self.config.write_ahead, most)):
+            if node.views or node.lossy or len(node) > most:
                 continue
             if not self._reserve(node, last_resort=False):
                 break
-            self._copies.add(node)
             queued += [view.block for view in node.views]
         if queued:
             self.writer.submit(queued)
@@ -169,22 +166,19 @@ class ColdTier:
         """Free the blocks of hot nodes, those last in line for eviction first: nothing is lost but the head start."""
         if num_bytes > self.store.budget_bytes:
             return False
-        self._copies = {node for node in self._copies if node.hot and node.views}
-        for node in sorted(self._copies, key=lambda node: (node.last_access, node.id), reverse=True):
+        copies = [node for node in self.trie.nodes() if node.hot and node.views and not (node.lossy or node.pin_count)]
+        for node in sorted(copies, key=lambda node: (node.last_access, node.id), reverse=True):
             if self.store.free_bytes >= num_bytes:
                 break
-            if node.pin_count:
-                continue
-            self._copies.discard(node)
-            self._cancel_reads(node.views)
+            self._finish_reads(node.views)
             self.store.release(self.trie.clear_views(node))
             self._log("drop_copy", node=node.id, tokens=len(node))
         return self.store.free_bytes >= num_bytes
 
-    def _cancel_reads(self, views: list[View]) -> None:
-        """A block in work reads slots: let it end before its node can lose them."""
+    def _finish_reads(self, views: list[View]) -> None:
+        """Let no block that stays, or that is in work, read slots that its node may lose from now on."""
         for view in views:
-            if view.block.state is BlockState.ENCODING:
+            if view.block.refs > 1 or view.block.state is BlockState.ENCODING:
                 self.writer.finish(view.block)
 
     def _drop_cold(self, node: Node) -> None:
@@ -230,8 +224,6 @@ class ColdTier:
         offset = 0
         for node in nodes:
             self.trie.set_hot(node, slots[offset : offset + len(node)], lossy=not self.codec.lossless)
-            if self.codec.lossless:
-                self._copies.add(node)
             offset += len(node)
         self.stats.restores += 1
         self.stats.restored_tokens += offset
@@ -291,5 +283,4 @@ class ColdTier:
     def clear(self) -> None:
         """Forget all blocks; the caller clears the trie."""
         self.writer.cancel()
-        self._copies.clear()
         self.store = BlockStore(self.store.budget_bytes)

@@ -51,8 +51,9 @@ def _around_set(original: Any, controller: Any, request: Any, *args: Any, **kwar
     if KEY not in wanted or clusters is None:
         return original(controller, request, *args, **kwargs)
     known = set(wanted) <= {KEY, TOKENS_KEY}
-    rows, tokens = int(wanted[KEY]), int(wanted.get(TOKENS_KEY, 0))
-    accepted = known and 1 <= rows <= MAX_ROWS and 0 <= tokens <= MAX_TOKENS
+    rows, tokens = wanted[KEY], wanted.get(TOKENS_KEY, 0)
+    whole = all(isinstance(value, int) and not isinstance(value, bool) for value in (rows, tokens))
+    accepted = known and whole and 1 <= rows <= MAX_ROWS and 0 <= tokens <= MAX_TOKENS
     if accepted:
         controller.plt_tree_request = (rows, tokens)
     return SetInternalStateReqOutput(updated=accepted)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
 
+from sglang_plt.blocks import BlockState
 from sglang_plt.codec import decode_block, encode_block, make_codec
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES, block_bytes
@@ -221,3 +222,36 @@ def test_flush_with_blocks_in_the_queue():
     assert harness.cache.cold.store.used_bytes == 0
     assert serve(harness, LONG) == (0, 0)
     harness.cache.release_host_resources()
+
+
+def test_a_pinned_node_outlives_the_loss_of_its_views():
+    """A match pins a cold path; before its restore the hot node above it is evicted and cannot be stored."""
+    config = PLTConfig(restore_threshold=1, write_ahead=0, replay_tokens=0)
+    harness = Harness("plt", slots=72, cold_bytes=100, config=config)
+    for length in (10, 20, 26):
+        serve(harness, LONG[:length])
+    harness.evict(6)
+    harness.check()
+    assert harness.cache.trie.cold_tokens == 6
+    request = Request("r", array("q", LONG[:26]))
+    match = harness.cache.match_prefix(MatchPrefixParams(key=harness.key(request, 25), req=request))
+    assert match.host_hit_length > 0
+    harness.evict(1)
+    harness.check()
+    serve(harness, OTHER[:20])
+    assert all(node.pin_count == 0 for node in harness.cache.trie.nodes())
+    harness.check()
+
+
+def test_giving_up_half_a_block_finishes_it_first():
+    """A queued block that two nodes share is encoded before one of them can lose its slots."""
+    harness = Harness("plt", slots=72, config=PLTConfig(restore_threshold=1, write_ahead=72))
+    serve(harness, LONG)
+    (block,) = {view.block for node in harness.cache.trie.nodes() for view in node.views}
+    assert block.state is BlockState.QUEUED
+    serve(harness, LONG[:20] + OTHER[:4])  # splits the node, and with it the block
+    assert block.refs > 1
+    assert harness.cache.cold._drop_copies_until_free(harness.cache.cold.store.budget_bytes)
+    assert harness.cache.cold.store.used_bytes == 0
+    assert block.state is BlockState.READY
+    harness.check()

@@ -70,6 +70,11 @@ def test_limit_and_tokens(controller):
     "wanted",
     [
         {"plt_tree": 0},
+        {"plt_tree": float("inf")},
+        {"plt_tree": float("nan")},
+        {"plt_tree": 1.5},
+        {"plt_tree": True},
+        {"plt_tree": "5"},
         {"plt_tree": tree_route.MAX_ROWS + 1},
         {"plt_tree": 5, "plt_tree_tokens": -1},
         {"plt_tree": 5, "plt_tree_tokens": tree_route.MAX_TOKENS + 1},
