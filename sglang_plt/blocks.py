@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+BLOCK_TOKENS = 256
+"""Most rows of one block."""
+
 
 class BlockState(Enum):
     """Where the bytes of a block are."""

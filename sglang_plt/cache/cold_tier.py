@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sglang_plt.blocks import Block, BlockState, View
+from sglang_plt.blocks import BLOCK_TOKENS, Block, BlockState, View
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
 from sglang_plt.trie import Node, Trie
 
 logger = logging.getLogger(__name__)
-
-BLOCK_TOKENS = 256
 
 
 class RowCodec(Protocol):
@@ -68,10 +66,6 @@ class ColdTier:
         self._row_bytes = codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1 if codec is not None else 0
         self._agree_min = agree_min
         self._log = log
-
-    @property
-    def enabled(self) -> bool:
-        return self.codec is not None
 
     # -- demotion -------------------------------------------------------------------------------------------------
 

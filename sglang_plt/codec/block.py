@@ -12,10 +12,8 @@ import numpy as np
 import torch
 import xxhash
 
+from sglang_plt.blocks import BLOCK_TOKENS
 from sglang_plt.codec.base import Codec, exact_rows
-
-BLOCK_TOKENS = 256
-"""Most rows of one block."""
 
 MAGIC = b"PLTB"
 FORMAT_VERSION = 1
