@@ -10,12 +10,15 @@ from sglang_plt.codec.block import (
     BLOCK_TOKENS,
     BlockDamaged,
     BlockHeader,
-    block_bytes,
+    block_limit,
     decode_block,
     encode_block,
     fingerprint,
 )
 from sglang_plt.codec.int_groups import IntGroups
+from sglang_plt.codec.packing import Entropy, Packing
+from sglang_plt.codec.predictive import Predictive
+from sglang_plt.codec.profile import Profile, ProfileError, ProfileInfo, load_profile
 from sglang_plt.codec.raw import Raw
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows, RowLayout
@@ -25,16 +28,26 @@ CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
     "int8": partial(IntGroups, bits=8),
     "int4": partial(IntGroups, bits=4),
 }
+"""Need nothing but the pool."""
+PROFILED: dict[str, Packing] = {"dense": Entropy()}
+"""Need a calibrated profile."""
 
 
-def make_codec(name: str, pool: PoolRows, rotary: Rotary | None) -> Codec:
+def make_codec(name: str, pool: PoolRows, rotary: Rotary | None, profile: Profile | None = None) -> Codec:
     """The codec ``name`` over ``pool``.
+
+    Args:
+        profile: for one of :data:`PROFILED`.
 
     Raises:
         ValueError: no such codec (the message lists the names), or it cannot serve this pool.
     """
+    if name in PROFILED:
+        if profile is None:
+            raise ValueError(f"codec {name!r} needs a profile; make one with sglang-plt calibrate")
+        return Predictive(pool, rotary, name, profile, PROFILED[name])
     if name not in CODECS:
-        raise ValueError(f"unknown codec {name!r}; choose one of {', '.join(CODECS)}")
+        raise ValueError(f"unknown codec {name!r}; choose one of {', '.join((*CODECS, *PROFILED))}")
     return CODECS[name](pool, rotary)
 
 
@@ -42,19 +55,24 @@ __all__ = [
     "BLOCK_TOKENS",
     "CODECS",
     "EXACT_TOKENS",
+    "PROFILED",
     "BlockDamaged",
     "BlockHeader",
     "Codec",
     "EncodeError",
     "IntGroups",
     "PoolRows",
+    "Profile",
+    "ProfileError",
+    "ProfileInfo",
     "Raw",
     "Rotary",
     "RowLayout",
-    "block_bytes",
+    "block_limit",
     "decode_block",
     "encode_block",
     "exact_rows",
     "fingerprint",
+    "load_profile",
     "make_codec",
 ]

@@ -35,6 +35,10 @@ class Codec(ABC):
 
     name: str
     version: int
+    profile_id: int = 0
+    """Of the calibrated profile that payloads depend on; 0 where there is none."""
+    fixed_size: bool = True
+    """True when every payload has exactly :meth:`payload_limit` bytes."""
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
         _check_pool(pool)
@@ -55,38 +59,38 @@ class Codec(ABC):
         """True when a payload decodes at the position it was encoded at only."""
 
     @abstractmethod
-    def payload_bytes(self, num_rows: int, num_exact: int) -> int:
-        """Exact payload size: a function of these integers and the layout, never of content."""
+    def payload_limit(self, num_rows: int, num_exact: int) -> int:
+        """Most bytes of a payload: a function of these integers and the layout, never of content."""
 
     @abstractmethod
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None: ...
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int: ...
 
     @abstractmethod
     def _decode(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
     ) -> None: ...
 
-    def encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
-        """Encode pool rows into ``out``.
+    def encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+        """Encode pool rows into ``out``; returns how many bytes of it are the payload.
 
         Args:
             slots: int64 ``[n]``, pool rows of consecutive tokens.
             position: absolute position of the first row.
             num_exact: rows at the front (0..4) to keep bit for bit, keys rotated as they are.
-            out: uint8 ``[payload_bytes(n, num_exact)]``, C-contiguous, overwritten.
+            out: uint8 ``[payload_limit(n, num_exact)]``, C-contiguous, overwritten.
 
         Raises:
             EncodeError: a row holds a value that the format cannot represent; ``out`` is then unspecified.
             ValueError: an argument is not as above.
         """
         self._check_rows(slots, position, len(slots), num_exact)
-        self._check_payload("out", out, len(slots), num_exact)
+        self._check_payload("out", out, self.payload_limit(len(slots), num_exact), exact=True)
         if out.ctypes.data % 16 == 0:
-            self._encode(slots, position, num_exact, out)
-            return
+            return self._encode(slots, position, num_exact, out)
         aligned: np.ndarray = np.empty(len(out), np.uint8)
-        self._encode(slots, position, num_exact, aligned)
-        out[:] = aligned
+        used = self._encode(slots, position, num_exact, aligned)
+        out[:used] = aligned[:used]
+        return used
 
     def decode(
         self,
@@ -101,7 +105,7 @@ class Codec(ABC):
         """Reconstruct rows ``start .. stop`` of a payload into the pool.
 
         Args:
-            payload: uint8 ``[payload_bytes(num_rows, num_exact)]``, C-contiguous; not checked beyond its length.
+            payload: uint8, C-contiguous, what :meth:`encode` left of its ``out``; not checked beyond its length.
             num_rows, num_exact: as at :meth:`encode`.
             start, stop: half-open row range, ``0 <= start <= stop <= num_rows``.
             slots: int64 ``[stop - start]``, where the rows go.
@@ -116,7 +120,7 @@ class Codec(ABC):
         if len(slots) != stop - start:
             raise ValueError(f"codec: rows {start}..{stop} need {stop - start} slots, got {len(slots)}")
         self._check_rows(slots, position, num_rows, num_exact)
-        self._check_payload("payload", payload, num_rows, num_exact)
+        self._check_payload("payload", payload, self.payload_limit(num_rows, num_exact), exact=self.fixed_size)
         if start == stop:
             return
         if payload.ctypes.data % 16:
@@ -135,8 +139,8 @@ class Codec(ABC):
         values = torch.zeros((*shape, layout.v_head_dim), dtype=layout.dtype, device=self.pool.device)
         scratch = self._for_pool(PoolRows(layout, (keys,), (values,)))
         slots = torch.arange(num_rows, device=self.pool.device)
-        payload: np.ndarray = np.empty(scratch.payload_bytes(num_rows, num_exact), np.uint8)
-        scratch.encode(slots, 0, num_exact, payload)
+        payload: np.ndarray = np.empty(scratch.payload_limit(num_rows, num_exact), np.uint8)
+        payload = payload[: scratch.encode(slots, 0, num_exact, payload)]
         scratch.decode(payload, num_rows, num_exact, 0, num_rows, slots, 0)
 
     def _for_pool(self, pool: PoolRows) -> Codec:
@@ -156,10 +160,11 @@ class Codec(ABC):
         if not 0 <= num_exact <= min(EXACT_TOKENS, num_rows):
             raise ValueError(f"codec: num_exact must be in 0..{min(EXACT_TOKENS, num_rows)}, got {num_exact}")
 
-    def _check_payload(self, name: str, array: np.ndarray, num_rows: int, num_exact: int) -> None:
-        expected = self.payload_bytes(num_rows, num_exact)
-        if array.dtype != np.uint8 or array.shape != (expected,) or not array.flags.c_contiguous:
-            raise ValueError(f"codec: {name} must be contiguous uint8 [{expected}], got {array.dtype} {array.shape}")
+    def _check_payload(self, name: str, array: np.ndarray, limit: int, exact: bool) -> None:
+        fits = len(array) == limit if exact else len(array) <= limit
+        if array.dtype != np.uint8 or array.ndim != 1 or not fits or not array.flags.c_contiguous:
+            size = limit if exact else f"at most {limit}"
+            raise ValueError(f"codec: {name} must be contiguous uint8 [{size}], got {array.dtype} {array.shape}")
 
 
 def _check_pool(pool: PoolRows) -> None:

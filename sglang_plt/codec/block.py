@@ -60,7 +60,7 @@ class BlockHeader:
     num_exact: int
     position: int
     payload_bytes: int
-    reserved: int = 0
+    profile: int
 
     def pack(self) -> bytes:
         """The 72 bytes in front of the checksum."""
@@ -90,12 +90,14 @@ def fingerprint(*parts: str | int) -> int:
     return digest.intdigest()
 
 
-def block_bytes(codec: Codec, num_rows: int, num_exact: int) -> int:
-    """Exact size of a block of ``num_rows`` rows, header included; known before encoding, alike on every rank."""
-    return HEADER_BYTES + codec.payload_bytes(num_rows, num_exact)
+def block_limit(codec: Codec, num_rows: int, num_exact: int) -> int:
+    """Most bytes of a block of ``num_rows`` rows, header included; known before encoding, alike on every rank."""
+    return HEADER_BYTES + codec.payload_limit(num_rows, num_exact)
 
 
-def _expected(codec: Codec, model: int, num_rows: int, num_exact: int, position: int) -> BlockHeader:
+def _expected(
+    codec: Codec, model: int, num_rows: int, num_exact: int, position: int, payload_bytes: int
+) -> BlockHeader:
     layout = codec.layout
     return BlockHeader(
         magic=MAGIC,
@@ -112,7 +114,8 @@ def _expected(codec: Codec, model: int, num_rows: int, num_exact: int, position:
         num_rows=num_rows,
         num_exact=num_exact,
         position=position,
-        payload_bytes=codec.payload_bytes(num_rows, num_exact),
+        payload_bytes=payload_bytes,
+        profile=codec.profile_id,
     )
 
 
@@ -132,7 +135,7 @@ def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -
         position: absolute position of the first one. Rows at positions 0..3 are kept bit for bit.
 
     Returns:
-        uint8 ``[block_bytes]``, read-only.
+        uint8, at most :func:`block_limit`, read-only.
 
     Raises:
         EncodeError: a row holds a value that the codec cannot represent.
@@ -141,9 +144,11 @@ def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -
     if not 1 <= len(slots) <= BLOCK_TOKENS:
         raise ValueError(f"encode_block: need 1 to {BLOCK_TOKENS} slots, got {len(slots)}")
     num_exact = exact_rows(position, len(slots))
-    header = _expected(codec, model, len(slots), num_exact, position)
-    block: np.ndarray = np.empty(HEADER_BYTES + header.payload_bytes, np.uint8)
-    codec.encode(slots, position, num_exact, block[HEADER_BYTES:])
+    block: np.ndarray = np.empty(block_limit(codec, len(slots), num_exact), np.uint8)
+    used = codec.encode(slots, position, num_exact, block[HEADER_BYTES:])
+    if HEADER_BYTES + used < len(block):
+        block = block[: HEADER_BYTES + used].copy()
+    header = _expected(codec, model, len(slots), num_exact, position, used)
     block[: _FIELDS.size] = np.frombuffer(header.pack(), np.uint8)
     block[_FIELDS.size : HEADER_BYTES] = np.frombuffer(_CHECKSUM.pack(_checksum(block)), np.uint8)
     block.flags.writeable = False
@@ -166,7 +171,9 @@ def check_block(codec: Codec, model: int, block: np.ndarray) -> BlockHeader:
     if not 1 <= header.num_rows <= BLOCK_TOKENS:
         raise BlockDamaged(f"num_rows: expected 1..{BLOCK_TOKENS}, got {header.num_rows}")
     num_exact = exact_rows(header.position, header.num_rows)
-    expected = _expected(codec, model, header.num_rows, num_exact, header.position)
+    limit = codec.payload_limit(header.num_rows, num_exact)
+    payload_bytes = limit if codec.fixed_size else min(header.payload_bytes, limit)
+    expected = _expected(codec, model, header.num_rows, num_exact, header.position, payload_bytes)
     for name, want in vars(expected).items():
         got = getattr(header, name)
         if got != want:

@@ -74,15 +74,15 @@ class IntGroups(Codec):
         offsets[-1] = -(-offsets[-1] // _RECORD_ALIGN) * _RECORD_ALIGN
         return offsets
 
-    def payload_bytes(self, num_rows: int, num_exact: int) -> int:
+    def payload_limit(self, num_rows: int, num_exact: int) -> int:
         return self.layout.num_layers * self._sections(num_rows, num_exact)[-1]
 
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
         if self.rotary is not None:
             self.rotary.check_positions(position, len(slots))
         if not self._use_kernels:
             self._encode_torch(slots, position, num_exact, out)
-            return
+            return len(out)
         sections = np.array(self._sections(len(slots), num_exact), np.int64)
         out[:] = 0  # the padding
         table = self._table(position, len(slots), inverse=True)
@@ -90,6 +90,7 @@ class IntGroups(Codec):
         failed = encode(out, out.view(np.uint16), sections, *buffers, rows, table, num_exact, *self._shape)
         if failed:
             raise EncodeError(f"codec {self.name}: layer {failed - 1} holds a value not finite or beyond 65504")
+        return len(out)
 
     def _decode(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int

@@ -35,17 +35,17 @@ class Raw(Codec):
     version = 1
     stores_rotated_keys = True
 
-    def payload_bytes(self, num_rows: int, num_exact: int) -> int:
+    def payload_limit(self, num_rows: int, num_exact: int) -> int:
         return num_rows * self.layout.row_bytes
 
     def _row_bytes(self) -> tuple[int, int]:
         item = self.layout.kv_heads * self.layout.dtype.itemsize
         return self.layout.head_dim * item, self.layout.v_head_dim * item
 
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> None:
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
         if self._on_cpu:
             self._copy(out, len(slots), 0, slots, False)
-            return
+            return len(out)
         key_bytes, value_bytes = self._row_bytes()
         target, at = as_tensor(out), 0
         for buffers in zip(self.pool.keys, self.pool.values, strict=True):
@@ -53,6 +53,7 @@ class Raw(Codec):
                 rows = buffer.flatten(1).view(torch.uint8).index_select(0, slots.to(buffer.device))
                 target[at : at + len(slots) * row_bytes].copy_(as_bytes(rows))
                 at += len(slots) * row_bytes
+        return len(out)
 
     def _decode(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int

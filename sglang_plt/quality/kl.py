@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Rotary, decode_block, encode_block, make_codec
+from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Profile, Rotary, decode_block, encode_block, make_codec
 from sglang_plt.quality.model import ReferenceModel, Rows
 from sglang_plt.quality.texts import Window
 from sglang_plt.results import Row
@@ -37,7 +37,9 @@ class Sample:
     bits: float
 
 
-def through_codec(name: str, rows: Rows, rotary: Rotary | None, seed: int = 0) -> tuple[Rows, int]:
+def through_codec(
+    name: str, rows: Rows, rotary: Rotary | None, seed: int = 0, profile: Profile | None = None
+) -> tuple[Rows, int]:
     """Encode and decode a prefix as the cache does, in blocks of 256 rows between scattered slots of a pool.
 
     Returns:
@@ -52,7 +54,7 @@ def through_codec(name: str, rows: Rows, rotary: Rotary | None, seed: int = 0) -
         tuple(_scatter(key, source) for key in rows.keys),
         tuple(_scatter(value, source) for value in rows.values),
     )
-    codec = make_codec(name, pool, rotary)
+    codec = make_codec(name, pool, rotary, profile)
     num_bytes = 0
     for start in range(0, num_rows, BLOCK_TOKENS):
         part = slice(start, start + BLOCK_TOKENS)
@@ -87,11 +89,13 @@ def measure(
     context: int,
     codecs: Sequence[str],
     on_window: Callable[[int, list[Sample]], None] = lambda index, samples: None,
+    profile: Profile | None = None,
 ) -> list[Sample]:
     """Run every codec on every window, whose first ``context`` tokens are the prefix.
 
     Args:
         on_window: called after each window with its index and its samples.
+        profile: for codecs that need one.
     """
     rotary = model.rotary(context)
     samples = []
@@ -101,7 +105,7 @@ def measure(
         cold = model.continue_from(exact, tail)
         found = []
         for name in codecs:
-            restored, num_bytes = through_codec(name, exact, rotary, seed=index)
+            restored, num_bytes = through_codec(name, exact, rotary, index, profile)
             kl, top1 = divergence(cold, model.continue_from(restored, tail))
             found.append(Sample(name, window.kind, kl, top1, 8 * num_bytes / exact.num_values))
         samples += found

@@ -31,6 +31,12 @@ class Rows:
         key, value = self.keys[0], self.values[0]
         return RowLayout(len(self.keys), key.shape[1], key.shape[2], value.shape[2], key.dtype)
 
+    def layers(self, rotary: Rotary | None) -> list[torch.Tensor]:
+        """Per layer ``[tokens, width]``: keys, their rotation undone where ``rotary`` is known, then values."""
+        positions = torch.arange(len(self))
+        keys = self.keys if rotary is None else [rotary.undo(key, positions) for key in self.keys]
+        return [torch.cat((k.flatten(1), v.flatten(1)), 1) for k, v in zip(keys, self.values, strict=True)]
+
     @property
     def num_values(self) -> int:
         """Numbers in all rows."""
@@ -59,10 +65,18 @@ class ReferenceModel:
             self._model: Any = AutoModelForCausalLM.from_pretrained(
                 path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
             ).eval()
+            self._model.requires_grad_(False)
         except (OSError, ValueError, ImportError) as error:
             reason = " ".join(str(error).split())[:300]
             raise QualityError(f"--model-path={path} cannot be loaded by transformers: {reason}") from error
+        #: floating-point type that the model was published in, which a server's KV pool takes
+        self.dtype = str(getattr(self._model.config, "dtype", None) or "float32").removeprefix("torch.")
         self.max_positions = int(getattr(self._model.config, "max_position_embeddings", 1 << 30))
+
+    @property
+    def layout(self) -> RowLayout:
+        """Shape of the model's rows, in float32."""
+        return self.prefill([0]).layout
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Rows:
@@ -72,6 +86,19 @@ class ReferenceModel:
     @torch.inference_mode()
     def continue_from(self, rows: Rows, ids: Sequence[int]) -> torch.Tensor:
         """Logits ``[len(ids), vocabulary]`` after each of ``ids``, teacher-forced behind the prefix ``rows``."""
+        return self._continue(rows, ids)
+
+    def gradients(self, rows: Rows, ids: Sequence[int], generator: torch.Generator) -> Rows:
+        """Gradient, by ``rows``, of the log-probability of tokens drawn from the model, one after each of ``ids``."""
+        leaves = Rows(*(tuple(x.clone().requires_grad_() for x in kind) for kind in (rows.keys, rows.values)))
+        with torch.enable_grad():
+            logits = self._continue(leaves, ids)
+            drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
+            total = -torch.nn.functional.cross_entropy(logits, drawn, reduction="sum")
+            found = torch.autograd.grad(total, [*leaves.keys, *leaves.values])
+        return Rows(tuple(found[: len(leaves.keys)]), tuple(found[len(leaves.keys) :]))
+
+    def _continue(self, rows: Rows, ids: Sequence[int]) -> torch.Tensor:
         from transformers import DynamicCache
 
         cache = DynamicCache()

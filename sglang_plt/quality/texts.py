@@ -1,43 +1,32 @@
-"""Text to measure on that every Python brings along: nothing is downloaded, nothing is shipped.
+"""Text to calibrate and to measure on: prose that is shipped, the standard library's own source, generated chat.
 
-Prose is the language reference (``pydoc_data.topics``), code the standard library's own source, and chat is made of
-questions about its docstrings and those docstrings as answers. The same Python version gives the same windows.
+Nothing is downloaded. ``evaluation`` and ``calibration`` share no document; the same Python gives the same windows.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
+import lzma
 import random
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sglang_plt.quality import QualityError
+from sglang_plt.quality.chats import conversations
+from sglang_plt.quality.library import library_sources
 
-SOURCES = f"Python {sys.version.split()[0]}: language reference (prose), standard library (code), its docstrings (chat)"
+SOURCES = (
+    "public-domain novels and addresses (prose), "
+    f"the standard library of Python {sys.version.split()[0]} (code), chat about its docstrings (chat)"
+)
+SPLITS = ("evaluation", "calibration")
+KINDS = ("prose", "code", "chat")
 
-_MIN_DOCUMENT_CHARS = 2000
 _MAX_CHARS_PER_TOKEN = 8
-_ANSWER_CHARS = (80, 900)
-_CHAT_MODULES = (
-    *("argparse", "ast", "configparser", "contextlib", "datetime", "difflib", "functools", "inspect", "ipaddress"),
-    *("logging", "pathlib", "pickle", "random", "shutil", "smtplib", "socket", "statistics", "string", "subprocess"),
-    *("tarfile", "textwrap", "threading", "traceback", "turtle", "typing", "uuid", "warnings", "weakref", "zipfile"),
-)
-_QUESTIONS = (
-    "What does {name} in the module {module} do?",
-    "Could you explain {name} from {module} to me, please?",
-    "I found {name} in {module}. When would I use it?",
-    "And how does {name} behave? It is in {module}.",
-    "My colleague told me to look at {module}.{name}. What is it for?",
-    "Thanks, that helps. What about {name} in {module}?",
-)
-_SYSTEM = "You are a patient assistant who answers questions about the Python standard library."
 
 
 @dataclass(frozen=True)
@@ -48,16 +37,16 @@ class Window:
     ids: list[int]
 
 
-def builtin_windows(tokenizer: Any, count: int, length: int) -> list[Window]:
+def builtin_windows(tokenizer: Any, count: int, length: int, split: str = "evaluation") -> list[Window]:
     """``count`` windows of ``length`` tokens: prose, code, chat, prose, ...; no text is used twice.
 
     Raises:
-        QualityError: Python does not bring that much text of a kind.
+        QualityError: there is not that much text of a kind.
     """
     kinds: list[tuple[str, Iterator[str]]] = [
-        ("prose", _prose()),
-        ("code", _code()),
-        ("chat", _chats(tokenizer, length * _MAX_CHARS_PER_TOKEN)),
+        ("prose", _prose(split, length)),
+        ("code", _code(split)),
+        ("chat", conversations(tokenizer, split, length * _MAX_CHARS_PER_TOKEN)),
     ]
     windows = []
     for index in range(count):
@@ -65,8 +54,8 @@ def builtin_windows(tokenizer: Any, count: int, length: int) -> list[Window]:
         ids = _fill(partial(_encode, tokenizer, special=kind != "chat"), documents, length)
         if ids is None:
             raise QualityError(
-                f"--windows={count}: the built-in {kind} does not fill {count} windows of {length} tokens; ask for "
-                "fewer windows or shorter ones, or give your own text with --text"
+                f"the built-in {kind} does not fill {count} windows of {length} tokens; ask for fewer windows or "
+                "shorter ones, or give your own text with --text"
             )
         windows.append(Window(kind, ids))
     return windows
@@ -78,20 +67,29 @@ def file_windows(tokenizer: Any, path: Path, count: int, length: int) -> list[Wi
     Raises:
         QualityError: the file cannot be read as UTF-8, or is too short.
     """
+    ids = file_tokens(tokenizer, path)
+    if len(ids) < count * length:
+        raise QualityError(
+            f"--text={path} has {len(ids)} tokens, {count} windows of {length} need {count * length}: give a longer "
+            "text, or ask for fewer or shorter windows"
+        )
+    starts = [index * (len(ids) - length) // max(1, count - 1) for index in range(count)]
+    return [Window("file", ids[start : start + length]) for start in starts]
+
+
+def file_tokens(tokenizer: Any, path: Path) -> list[int]:
+    """The tokens of the UTF-8 text file ``path``.
+
+    Raises:
+        QualityError: the file cannot be read as UTF-8.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise QualityError(f"--text={path} cannot be read ({error.strerror}): give a text file") from error
     except UnicodeDecodeError as error:
         raise QualityError(f"--text={path} is not UTF-8 (byte {error.start}): convert it first") from error
-    ids = _encode(tokenizer, text, special=True)
-    if len(ids) < count * length:
-        raise QualityError(
-            f"--text={path} has {len(ids)} tokens, {count} windows of {length} need {count * length}: give a longer "
-            "text, or lower --windows, --context or --continuation"
-        )
-    starts = [index * (len(ids) - length) // max(1, count - 1) for index in range(count)]
-    return [Window("file", ids[start : start + length]) for start in starts]
+    return _encode(tokenizer, text, special=True)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
@@ -108,54 +106,19 @@ def _fill(encode: Callable[[str], list[int]], documents: Iterator[str], length: 
     return None
 
 
-def _prose() -> Iterator[str]:
-    from pydoc_data.topics import topics
-
-    names = sorted(name for name, text in topics.items() if len(text) >= _MIN_DOCUMENT_CHARS)
-    random.Random("prose").shuffle(names)
-    return (topics[name] for name in names)
-
-
-def _code() -> Iterator[str]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(path for path in root.glob("*.py") if path.stat().st_size >= _MIN_DOCUMENT_CHARS)
-    random.Random("code").shuffle(files)
-    return (path.read_text(encoding="utf-8", errors="replace") for path in files)
+def _prose(split: str, length: int) -> Iterator[str]:
+    packed = files("sglang_plt.quality").joinpath("corpus", f"{split}_prose.txt.xz").read_bytes()
+    documents = [text.split("\n", 1)[1] for text in lzma.decompress(packed).decode().split("\f")]
+    if split == "calibration":  # long excerpts: several windows each
+        step = 6 * length
+        documents = [
+            text[start : start + step] for text in documents for start in range(0, len(text) - step // 2, step)
+        ]
+    random.Random("prose").shuffle(documents)
+    return iter(documents)
 
 
-def _docstrings() -> list[tuple[str, str, str]]:
-    """(module, name, docstring) of public functions, classes and methods; read from source, so nothing is imported."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
-    for module in _CHAT_MODULES:
-        path = next((p for p in (root / f"{module}.py", root / module / "__init__.py") if p.is_file()), None)
-        if path is None:
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                answer = inspect.cleandoc(ast.get_docstring(node) or "")
-                if _ANSWER_CHARS[0] <= len(answer) <= _ANSWER_CHARS[1]:
-                    found.append((module, node.name, answer))
-    return found
-
-
-def _chats(tokenizer: Any, chars: int) -> Iterator[str]:
-    """Conversations of at least ``chars`` characters in the model's chat format, until the docstrings are used up."""
-    rng = random.Random("chat")
-    facts = _docstrings()
-    rng.shuffle(facts)
-    messages = [{"role": "system", "content": _SYSTEM}]
-    held = 0
-    for module, name, answer in facts:
-        question = rng.choice(_QUESTIONS).format(module=module, name=name)
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        held += len(question) + len(answer)
-        if held >= chars:
-            yield _format(tokenizer, messages)
-            messages, held = messages[:1], 0
-
-
-def _format(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    if getattr(tokenizer, "chat_template", None):
-        return tokenizer.apply_chat_template(messages, tokenize=False)
-    return "\n\n".join(f"{message['role'].title()}: {message['content']}" for message in messages)
+def _code(split: str) -> Iterator[str]:
+    paths = library_sources(split)
+    random.Random("code").shuffle(paths)
+    return (path.read_text(encoding="utf-8", errors="replace") for path in paths)

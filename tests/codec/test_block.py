@@ -14,7 +14,7 @@ from sglang_plt.codec import (
     BlockDamaged,
     PoolRows,
     RowLayout,
-    block_bytes,
+    block_limit,
     decode_block,
     encode_block,
     exact_rows,
@@ -66,7 +66,7 @@ def test_round_trip(name, num_rows, position):
     block = encode_block(codec, MODEL, slots, position)
     num_exact = exact_rows(position, num_rows)
     assert num_exact == max(0, min(num_rows, 4 - position))
-    assert len(block) == block_bytes(codec, num_rows, num_exact)
+    assert len(block) == block_limit(codec, num_rows, num_exact)
     decode_block(make_codec(name, target, make_rotary()), MODEL, block, 0, num_rows, slots, position)
     for got, want in zip(target.keys + target.values, pool.keys + pool.values, strict=True):
         assert (got[slots] - want[slots]).abs().max() < 1.0
@@ -84,7 +84,7 @@ def case(request):
 FIELDS = {
     "magic": 0, "format_version": 4, "codec_version": 6, "codec": 8, "fingerprint": 16, "num_layers": 24,
     "kv_heads": 28, "head_dim": 32, "v_head_dim": 36, "dtype": 40, "flags": 42, "num_rows": 44, "num_exact": 46,
-    "position": 48, "payload_bytes": 56, "reserved": 64, "checksum": 72,
+    "position": 48, "payload_bytes": 56, "profile": 64, "checksum": 72,
 }  # fmt: skip
 
 

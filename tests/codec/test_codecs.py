@@ -22,7 +22,7 @@ SHAPES = {  # dtype, bits, heads, head_dim, v_head_dim, rotary
 
 
 def encode(codec, slots, position, num_exact):
-    payload = np.full(codec.payload_bytes(len(slots), num_exact), 0xA5, np.uint8)
+    payload = np.full(codec.payload_limit(len(slots), num_exact), 0xA5, np.uint8)
     codec.encode(slots, position, num_exact, payload)
     return payload
 
@@ -163,7 +163,7 @@ def test_payload_sizes_are_pinned():
     layout = RowLayout(30, 3, 64, 64, BF16)
     buffers = tuple(torch.zeros(1, 3, 64, dtype=BF16) for _ in range(30))
     pool = PoolRows(layout, buffers, buffers)
-    sizes = {name: make_codec(name, pool, None).payload_bytes(256, 4) for name in CODECS}
+    sizes = {name: make_codec(name, pool, None).payload_limit(256, 4) for name in CODECS}
     assert sizes == {"raw": 5898240, "int8": 3178080, "int4": 1726560}
 
 

@@ -1,0 +1,1 @@
+"""From rows to a profile: second moments, sensitivities, and the fit. Torch only, no SGLang."""

@@ -1,0 +1,29 @@
+"""From moments and sensitivities to a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sglang_plt.calibration.fit import fit_units
+from sglang_plt.calibration.moments import Moments
+from sglang_plt.codec.profile import Profile, ProfileInfo, QuantisedMatrix, UnitTransform
+
+
+def make_profile(
+    info: ProfileInfo,
+    moments: Moments,
+    sensitivity: Callable[[range], torch.Tensor],
+    on_unit: Callable[[int], None] = lambda unit: None,
+) -> Profile:
+    """Fit every unit of ``info`` and round it to what a profile stores.
+
+    Args:
+        sensitivity: Fisher information of the rows of a unit's layers.
+    """
+    fits = fit_units(moments, lambda unit: sensitivity(info.units[unit]), info.step, on_unit)
+    units = [
+        UnitTransform(QuantisedMatrix.of(fit.weights), fit.bias.float(), QuantisedMatrix.of(fit.basis)) for fit in fits
+    ]
+    return Profile.make(info, units)

@@ -1,0 +1,130 @@
+"""``sglang-plt calibrate``: makes the profile that the codecs ``dense`` and ``fast`` need, ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from sglang_plt.cli.errors import UserError
+from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
+
+NAME = "calibrate"
+HELP = "Fit the profile of a model that the codecs dense and fast need; can be stopped and started again."
+
+_MIN_TOKENS = 4096
+_SENSITIVITY_WINDOWS = 12
+_CHECK_WINDOWS = 6  # the step is corrected on these; nothing else is fitted to them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-path",
+        metavar="DIR",
+        type=Path,
+        help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
+    )
+    parser.add_argument(
+        "--text", metavar="FILE", type=Path, help="UTF-8 text to fit on (default: prose, code and chat)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="the profile (default: where a server looks for it)"
+    )
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, default=131072, help="tokens to run the model on (default: 131072)"
+    )
+    parser.add_argument("--window", metavar="N", type=int, default=1280, help="tokens of one context (default: 1280)")
+    parser.add_argument(
+        "--kl", metavar="NATS", type=float, default=0.003, help="divergence that the profile aims at (default: 0.003)"
+    )
+    parser.add_argument(
+        "--group", metavar="N", type=int, help="layers that share a transform (default: by the model's width)"
+    )
+    parser.add_argument("--dtype", help="type of the server's KV pool (default: the model's own)")
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    from tqdm import tqdm
+
+    from sglang_plt.calibration.identity import default_profile, model_identity
+    from sglang_plt.codec import ProfileInfo
+    from sglang_plt.quality import QualityError
+    from sglang_plt.quality.calibrate import default_group, fit_profile
+    from sglang_plt.quality.collect import Collection, collect
+    from sglang_plt.quality.model import ReferenceModel
+    from sglang_plt.quality.texts import SOURCES, builtin_windows, file_windows
+
+    started = time.monotonic()
+    try:
+        path = args.model_path or ensure_demo_model(DEFAULT_DEMO_MODEL)
+        model = ReferenceModel(path)
+        if args.window > model.max_positions:
+            raise UserError(f"--window={args.window} exceeds the {model.max_positions} positions of the model")
+        count = -(-args.tokens // args.window)
+        if args.text is None:
+            windows = builtin_windows(model.tokenizer, count + _CHECK_WINDOWS, args.window, "calibration")
+        else:
+            windows = file_windows(model.tokenizer, args.text, count + _CHECK_WINDOWS, args.window)
+        identity = model_identity(path)
+    except (QualityError, DemoModelError, OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    layout, rotary = model.layout, model.rotary(args.window)
+    dtype = args.dtype or model.dtype
+    group = args.group or default_group(layout)
+    output = args.output or default_profile(identity, dtype)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
+    state = output.with_name(f".{output.name}.partial")
+    collection = Collection(layout, group, f"{identity} {args.text or SOURCES} {args.tokens} {args.window} {group}")
+    if collection.resume(state):
+        _say(f"going on after {collection.done} of {count} windows")
+    _say(f"{path}: {identity}, {dtype}, {group} layers a transform, text: {args.text or SOURCES}")
+    bar = tqdm(total=count * args.window, initial=collection.done * args.window, unit="token", desc=NAME)
+    with bar:
+        collect(model, windows[:count], _SENSITIVITY_WINDOWS, collection, state, lambda done: bar.update(args.window))
+    info = ProfileInfo(
+        model=identity,
+        dtype=dtype,
+        num_layers=layout.num_layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        v_head_dim=layout.v_head_dim,
+        group=group,
+        keys_rotated=rotary is None,
+        step=1.0,
+        tokens=collection.moments.count,
+        sensitivity="fisher",
+    )
+    fitting = time.monotonic()
+    profile = fit_profile(info, collection, args.kl, model, windows[count:], _say)
+    try:
+        profile.save(output)
+    except OSError as error:
+        raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
+    state.unlink(missing_ok=True)
+    print(
+        f"wrote {output}: {profile.num_bytes} bytes, {profile.info.tokens} tokens, fitted in "
+        f"{time.monotonic() - fitting:.1f} s, {time.monotonic() - started:.0f} s in all"
+    )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.tokens < _MIN_TOKENS:
+        raise UserError(f"--tokens={args.tokens} is too few for second moments: give at least {_MIN_TOKENS}")
+    if args.window < 512:
+        raise UserError(f"--window={args.window} must be at least 512: half of it may be a continuation")
+    if not 0 < args.kl <= 1:
+        raise UserError(f"--kl={args.kl} must be above 0 and at most 1 nat")
+    if args.group is not None and args.group < 1:
+        raise UserError(f"--group={args.group} must be at least 1")
+    if args.model_path is not None and not (args.model_path / "config.json").is_file():
+        raise UserError(f"--model-path={args.model_path} is not a model directory: it has no config.json")
+
+
+def _say(line: str) -> None:
+    print(f"{NAME}: {line}", file=sys.stderr, flush=True)

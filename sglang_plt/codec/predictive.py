@@ -1,0 +1,202 @@
+"""Codecs ``dense`` and ``fast``: every layer is predicted from the layer below, the rest transformed and quantised.
+
+The prediction reads what the decoder will have (closed loop), so errors do not add up over layers. See
+:mod:`sglang_plt.calibration.fit` for the numbers and FORMAT.md for the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sglang_plt.codec.base import Codec, as_bytes
+from sglang_plt.codec.int_groups import IntGroups
+from sglang_plt.codec.packing import Packing
+from sglang_plt.codec.profile import Profile
+from sglang_plt.codec.rope import Rotary
+from sglang_plt.codec.rows import PoolRows
+from triton_ops.int_groups.reference import to_pool_dtype
+
+_HEAD = struct.Struct("<HH")  # mode, escaped rows
+_CODED, _FALLBACK = 0, 1
+_LARGEST = 65504.0  # larger rows, and those not finite, are kept in float32
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """float32 on the pool's device: ``row = bias + below @ weights + components @ basis``, analysis inverts basis."""
+
+    layers: range
+    weights: torch.Tensor
+    bias: torch.Tensor
+    basis: torch.Tensor
+    analysis: torch.Tensor
+
+
+class Predictive(Codec):
+    """Codec of a :class:`Profile`; what its profile does not fit is stored as ``int8``, a block at a time.
+
+    Args:
+        name: the codec's, ``dense`` or ``fast``.
+        packing: how components become bytes.
+
+    Raises:
+        ValueError: the profile was made for other rows.
+    """
+
+    version = 1
+    fixed_size = False
+
+    def __init__(self, pool: PoolRows, rotary: Rotary | None, name: str, profile: Profile, packing: Packing) -> None:
+        super().__init__(pool, rotary)
+        self.name, self.profile, self.packing = name, profile, packing
+        self.profile_id = profile.id
+        self._fallback = IntGroups(pool, rotary, 8)
+        info, layout = profile.info, self.layout
+        shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary is None)
+        if (info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.keys_rotated) != shape:
+            raise ValueError(f"codec {name}: the profile is of other rows than {layout}")
+        self._key_width = layout.kv_heads * layout.head_dim
+        self._units = [
+            _Unit(
+                layers,
+                unit.weights.dense().to(pool.device),
+                unit.bias.to(pool.device),
+                (basis := unit.basis.dense()).to(pool.device),
+                torch.linalg.inv(basis.double()).float().to(pool.device),
+            )
+            for layers, unit in zip(info.units, profile.units, strict=True)
+        ]
+
+    @property
+    def stores_rotated_keys(self) -> bool:
+        return self.rotary is None
+
+    def _for_pool(self, pool: PoolRows) -> Codec:
+        return self._fallback._for_pool(pool)
+
+    def payload_limit(self, num_rows: int, num_exact: int) -> int:
+        return _HEAD.size + self._fallback.payload_limit(num_rows, num_exact)
+
+    # -- encoding -------------------------------------------------------------------------------------------------
+
+    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+        coded = self._coded(slots, position, num_exact)
+        if len(coded) <= len(out):
+            out[: len(coded)] = np.frombuffer(coded, np.uint8)
+            return len(coded)
+        used = self._fallback.encode(slots, position, num_exact, out[_HEAD.size :])
+        out[: _HEAD.size] = np.frombuffer(_HEAD.pack(_FALLBACK, 0), np.uint8)
+        return _HEAD.size + used
+
+    def _coded(self, slots: torch.Tensor, position: int, num_exact: int) -> bytes:
+        """The payload of mode 0, however long."""
+        slots = slots.to(self.pool.device)
+        parts = [
+            as_bytes(buffer[slots[:num_exact]]).cpu().numpy().tobytes()
+            for buffers in zip(self.pool.keys, self.pool.values, strict=True)
+            for buffer in buffers
+        ]
+        slots, position = slots[num_exact:], position + num_exact
+        if not len(slots):
+            return b"".join((_HEAD.pack(_CODED, 0), *parts))
+        rows = [self._gather(layer, slots, position) for layer in range(self.layout.num_layers)]
+        escaped = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
+        for row in rows:
+            escaped |= ~(row.abs().amax(1) <= _LARGEST)  # true for NaN
+        stored = []
+        below: torch.Tensor | None = None
+        for unit in self._units:
+            predicted = self._predict(unit, below)
+            row = torch.cat(rows[unit.layers.start : unit.layers.stop], 1)
+            components = (row - predicted) @ unit.analysis
+            components[escaped] = 0
+            codes, kept = self.packing.quantise(components)
+            stored.append(codes)
+            below = self._rebuild(unit, predicted, kept)[:, -self._width :]
+        where = escaped.nonzero().flatten()
+        parts.append(where.to(torch.uint8).cpu().numpy().tobytes())
+        parts += [row[where].cpu().numpy().tobytes() for row in rows] if len(where) else []
+        return b"".join((_HEAD.pack(_CODED, len(where)), *parts, self.packing.pack(stored)))
+
+    def _gather(self, layer: int, slots: torch.Tensor, position: int) -> torch.Tensor:
+        """Rows of a layer, float32 ``[n, width]``, keys first and without rotation."""
+        keys = self.pool.keys[layer][slots].float()
+        if self.rotary is not None:
+            keys = self.rotary.undo(keys, torch.arange(position, position + len(slots), device=slots.device))
+        return torch.cat((keys.flatten(1), self.pool.values[layer][slots].float().flatten(1)), 1)
+
+    # -- decoding -------------------------------------------------------------------------------------------------
+
+    def _decode(
+        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+    ) -> None:
+        mode, num_escaped = _HEAD.unpack_from(payload)
+        if mode == _FALLBACK:
+            inside = payload[_HEAD.size :]
+            self._fallback.decode(inside, num_rows, num_exact, start, start + len(slots), slots, position)
+            return
+        slots = slots.to(self.pool.device)
+        at = self._restore_exact(payload, num_exact, start, slots)
+        first, last = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
+        if last <= first:
+            return
+        slots = slots[max(num_exact - start, 0) :]
+        escaped = torch.from_numpy(payload[at : at + num_escaped].astype(np.int64))
+        at += num_escaped
+        size = 4 * num_escaped * self._width
+        exceptions = [payload[at + layer * size : at + (layer + 1) * size] for layer in range(self.layout.num_layers)]
+        at += self.layout.num_layers * size
+        widths = [len(unit.bias) for unit in self._units]
+        codes = self.packing.unpack(payload[at:].data, widths, num_rows - num_exact)
+        inside = (escaped >= first) & (escaped < last)
+        below: torch.Tensor | None = None
+        for unit, stored in zip(self._units, codes, strict=True):
+            kept = self.packing.dequantise(stored, first, last, self.pool.device)
+            row = self._rebuild(unit, self._predict(unit, below), kept)
+            below = row[:, -self._width :]
+            for part, layer in zip(row.split(self._width, 1), unit.layers, strict=True):
+                if num_escaped and bool(inside.any()):
+                    values = torch.from_numpy(exceptions[layer].copy().view(np.float32)).view(num_escaped, -1)
+                    part = part.clone()
+                    part[(escaped[inside] - first).to(part.device)] = values[inside].to(part.device)
+                self._scatter(layer, part, slots, position + num_exact + first)
+
+    def _restore_exact(self, payload: np.ndarray, num_exact: int, start: int, slots: torch.Tensor) -> int:
+        """Write the exact rows that are wanted; returns where the payload goes on."""
+        at, count = _HEAD.size, max(0, min(num_exact - start, len(slots)))
+        for buffers in zip(self.pool.keys, self.pool.values, strict=True):
+            for buffer in buffers:
+                row_bytes = buffer[0].numel() * buffer.element_size()
+                if count:
+                    section = torch.from_numpy(
+                        payload[at + start * row_bytes : at + (start + count) * row_bytes].copy()
+                    )
+                    rows = section.view(buffer.dtype).view(count, *buffer.shape[1:])
+                    buffer.index_copy_(0, slots[:count], rows.to(buffer.device))
+                at += num_exact * row_bytes
+        return at
+
+    def _scatter(self, layer: int, rows: torch.Tensor, slots: torch.Tensor, position: int) -> None:
+        layout = self.layout
+        keys = rows[:, : self._key_width].reshape(len(rows), layout.kv_heads, layout.head_dim)
+        values = rows[:, self._key_width :].reshape(len(rows), layout.kv_heads, layout.v_head_dim)
+        if self.rotary is not None:
+            keys = self.rotary.apply(keys, torch.arange(position, position + len(slots), device=slots.device))
+        for buffer, part in ((self.pool.keys[layer], keys), (self.pool.values[layer], values)):
+            buffer.index_copy_(0, slots, to_pool_dtype(part, layout.dtype))
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _width(self) -> int:
+        return self.profile.info.width
+
+    def _predict(self, unit: _Unit, below: torch.Tensor | None) -> torch.Tensor:
+        return unit.bias if below is None else torch.addmm(unit.bias, below, unit.weights)
+
+    def _rebuild(self, unit: _Unit, predicted: torch.Tensor, components: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(predicted, components, unit.basis)

@@ -1,0 +1,255 @@
+"""A calibrated profile: one affine predictor and one transform a unit, in a safetensors file bound to its model.
+
+A unit is one layer or a few neighbours, keys and values together.
+
+Only numbers are read from the file: nothing is unpickled, every tensor's name, type and shape is known beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from sglang_plt.codec.rows import RowLayout
+
+PROFILE_FORMAT = 1
+_KEY = "sglang_plt"
+_TOP = 127
+
+
+class ProfileError(ValueError):
+    """A profile that cannot serve here; the message names file, field and remedy."""
+
+
+def unit_layers(num_layers: int, group: int) -> list[range]:
+    """The layers of every unit: ``group`` neighbours share a transform, the last unit may have fewer."""
+    return [range(first, min(first + group, num_layers)) for first in range(0, num_layers, group)]
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """What a profile was made of and what it is for.
+
+    Attributes:
+        model: text that identifies the model's KV; see :func:`sglang_plt.calibration.identity.model_identity`.
+        dtype: of the KV pool it is meant for, such as ``bfloat16``.
+        num_layers, kv_heads, head_dim, v_head_dim: shape of the rows, of this rank.
+        group: layers of a unit.
+        keys_rotated: whether keys were taken as they lie in the pool, rotation and all.
+        step: quantiser step in weighted coordinates that the basis is scaled to.
+        tokens: tokens behind the second moments.
+        sensitivity: where the weights came from, ``fisher`` or ``kind``.
+        tp_size, tp_rank: the rank's share of the heads.
+    """
+
+    model: str
+    dtype: str
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    group: int
+    keys_rotated: bool
+    step: float
+    tokens: int
+    sensitivity: str
+    tp_size: int = 1
+    tp_rank: int = 0
+
+    @property
+    def width(self) -> int:
+        """Channels of one layer's row: all keys, then all values."""
+        return self.kv_heads * (self.head_dim + self.v_head_dim)
+
+    @property
+    def units(self) -> list[range]:
+        """The layers of every unit; the last may have fewer than ``group``."""
+        return unit_layers(self.num_layers, self.group)
+
+    def check(self, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int, tp_rank: int) -> None:
+        """Refuse a profile of other rows.
+
+        Raises:
+            ProfileError: the first field that differs, with both values.
+        """
+        here = {
+            "model": model,
+            "dtype": str(layout.dtype).removeprefix("torch."),
+            "num_layers": layout.num_layers,
+            "kv_heads": layout.kv_heads,
+            "head_dim": layout.head_dim,
+            "v_head_dim": layout.v_head_dim,
+            "keys_rotated": keys_rotated,
+            "tp_size": tp_size,
+            "tp_rank": tp_rank,
+        }
+        for name, value in here.items():
+            if getattr(self, name) != value:
+                raise ProfileError(f"it was made for {name}={getattr(self, name)!r}, this model has {value!r}")
+
+
+@dataclass(frozen=True)
+class QuantisedMatrix:
+    """``codes * columns`` with rows scaled by ``rows``: an int8 matrix with a scale a row and one a column.
+
+    Attributes:
+        codes: int8 ``[n, m]``.
+        rows: float32 ``[n]``.
+        columns: float32 ``[m]``.
+    """
+
+    codes: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    @classmethod
+    def of(cls, matrix: torch.Tensor) -> QuantisedMatrix:
+        """Nearest codes: rows are brought to a common size first, then every column fills its 255 levels."""
+        if not matrix.numel():
+            return cls(matrix.to(torch.int8), torch.ones(len(matrix)), torch.ones(matrix.shape[1]))
+        rows = matrix.double().pow(2).mean(1).sqrt().clamp_min(1e-30).float()
+        even = matrix.double() / rows[:, None].double()
+        columns = (even.abs().amax(0) / _TOP).clamp_min(1e-30).float()
+        return cls((even / columns.double()).round().to(torch.int8), rows, columns)
+
+    def dense(self) -> torch.Tensor:
+        """float32 ``[n, m]``."""
+        return self.codes.float() * self.columns * self.rows[:, None]
+
+
+@dataclass(frozen=True)
+class UnitTransform:
+    """One unit as it is stored; ``weights`` has no rows for the first. Shapes as :class:`calibration.fit.UnitFit`."""
+
+    weights: QuantisedMatrix
+    bias: torch.Tensor
+    basis: QuantisedMatrix
+
+
+@dataclass(frozen=True)
+class Profile:
+    """See the module; ``id`` stands in every block that needs it."""
+
+    info: ProfileInfo
+    units: tuple[UnitTransform, ...]
+    id: int
+
+    @classmethod
+    def make(cls, info: ProfileInfo, units: Iterable[UnitTransform]) -> Profile:
+        units = tuple(units)
+        digest = xxhash.xxh3_64(json.dumps(asdict(info), sort_keys=True).encode())
+        for tensor in _tensors(units).values():
+            digest.update(tensor.numpy().data)
+        return cls(info, units, digest.intdigest())
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as on disk."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.units).values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        header = {"format": PROFILE_FORMAT, **asdict(self.info)}
+        try:
+            save_file(_tensors(self.units), partial, metadata={_KEY: json.dumps(header, sort_keys=True)})
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read and validate a profile.
+
+    Raises:
+        ProfileError: the file is missing, truncated, of another version, or not a profile.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = _parse_info((file.metadata() or {}).get(_KEY))
+            expected = _expected_tensors(info)
+            if set(file.keys()) != set(expected):
+                odd = sorted(set(file.keys()) ^ set(expected))
+                raise ProfileError(f"tensors are missing or unknown: {', '.join(odd[:3])}")
+            tensors = {}
+            for name, (dtype, shape) in expected.items():
+                tensor = file.get_tensor(name)
+                if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                    raise ProfileError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}")
+                if dtype == torch.float32 and not bool(tensor.isfinite().all()):
+                    raise ProfileError(f"{name} holds a number that is not finite")
+                tensors[name] = tensor
+    except ProfileError as error:
+        raise ProfileError(f"profile {str(path)!r}: {error}; make it again with sglang-plt calibrate") from None
+    except (OSError, SafetensorError) as error:
+        raise ProfileError(
+            f"profile {str(path)!r} cannot be read ({error}); make it with sglang-plt calibrate"
+        ) from None
+    units = [
+        UnitTransform(_matrix(tensors, unit, "weights"), tensors[f"{unit}.bias"], _matrix(tensors, unit, "basis"))
+        for unit in range(len(info.units))
+    ]
+    return Profile.make(info, units)
+
+
+def _matrix(tensors: dict[str, torch.Tensor], unit: int, name: str) -> QuantisedMatrix:
+    return QuantisedMatrix(*(tensors[f"{unit}.{name}.{part}"] for part in ("codes", "rows", "columns")))
+
+
+def _tensors(units: Iterable[UnitTransform]) -> dict[str, torch.Tensor]:
+    found = {}
+    for number, unit in enumerate(units):
+        found[f"{number}.bias"] = unit.bias
+        for name, matrix in (("weights", unit.weights), ("basis", unit.basis)):
+            for part in ("codes", "rows", "columns"):
+                found[f"{number}.{name}.{part}"] = getattr(matrix, part).contiguous()
+    return found
+
+
+def _expected_tensors(info: ProfileInfo) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for number, unit in enumerate(info.units):
+        width = len(unit) * info.width
+        found[f"{number}.bias"] = (torch.float32, (width,))
+        for name, rows in (("weights", info.width if number else 0), ("basis", width)):
+            found[f"{number}.{name}.codes"] = (torch.int8, (rows, width))
+            found[f"{number}.{name}.rows"] = (torch.float32, (rows,))
+            found[f"{number}.{name}.columns"] = (torch.float32, (width,))
+    return found
+
+
+def _parse_info(text: str | None) -> ProfileInfo:
+    if text is None:
+        raise ProfileError("it is a safetensors file, but not a profile")
+    try:
+        header: dict[str, Any] = json.loads(text)
+        found = header.pop("format")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ProfileError("its header is not readable") from None
+    if found != PROFILE_FORMAT:
+        raise ProfileError(f"it is of format {found!r}, this version reads {PROFILE_FORMAT}")
+    try:
+        info = ProfileInfo(**header)
+    except TypeError:
+        raise ProfileError("its header has missing or unknown fields") from None
+    for name, kind in ProfileInfo.__annotations__.items():
+        value, expected = getattr(info, name), {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
+        if not isinstance(value, expected) or (kind != "bool" and isinstance(value, bool)):
+            raise ProfileError(f"its header has {name}={value!r}")
+    if min(info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.group) < 1 or not 0 < info.step < 1e6:
+        raise ProfileError("its header has a size or step that is not positive")
+    return info
