@@ -12,7 +12,7 @@ components: an error of one step then costs the same divergence anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,18 +44,20 @@ class UnitFit:
 
 def fit_units(
     moments: Moments,
-    sensitivity: Callable[[int], torch.Tensor],
+    units: Sequence[range],
+    sensitivity: Callable[[range], torch.Tensor],
     step: float,
     on_unit: Callable[[int], None] = lambda unit: None,
 ) -> Iterator[UnitFit]:
     """Yield the fit of every unit, from the first to the last.
 
     Args:
+        units: the layers of every unit, in order.
         sensitivity: of a unit, the symmetric positive Fisher information ``[width, width]`` of its rows.
         step: quantiser step in weighted coordinates; see :func:`step_for`.
     """
     noise: torch.Tensor | None = None
-    for unit in range(len(moments.sums)):
+    for number, unit in enumerate(units):
         below_mean, mean, xx, xy, yy = moments.covariances(unit)
         if noise is None:
             weights, residual = xy, yy
@@ -72,7 +74,7 @@ def fit_units(
         last = basis[:, -moments.width :]  # the layer that the next unit is predicted from
         noise = last.T @ (variance.clamp_max(_STEP_NOISE)[:, None] * last)
         yield UnitFit(weights, mean - below_mean @ weights, basis, root @ vectors / step, variance.sqrt())
-        on_unit(unit)
+        on_unit(number)
 
 
 def step_for(divergence: float, num_layers: int, width: int) -> float:

@@ -50,7 +50,7 @@ def profile_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-plt" / "profiles"
 
 
-def default_profile(identity: str, dtype: str, tp_size: int = 1, tp_rank: int = 0) -> Path:
+def default_profile(identity: str, dtype: str, codec: str, tp_size: int = 1, tp_rank: int = 0) -> Path:
     """The file of a model's profile in :func:`profile_directory`."""
     rank = f".tp{tp_rank}of{tp_size}" if tp_size > 1 else ""
-    return profile_directory() / f"{identity}-{dtype}{rank}.safetensors"
+    return profile_directory() / f"{identity}-{dtype}{rank}.{codec}.safetensors"

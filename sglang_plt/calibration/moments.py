@@ -45,18 +45,30 @@ class Moments:
             sums += (x.T @ x).double().cpu()
         self.count += len(one)
 
-    def covariances(self, unit: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``(mean below, mean, cov(below), cov(below, unit), cov(unit))`` in float64; empty below the first unit."""
+    def covariances(self, layers: range) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of neighbouring ``layers`` that lie in one unit, and of the layer below them; float64.
+
+        Returns:
+            ``(mean below, mean, cov(below), cov(below, layers), cov(layers))``, empty below layer 0.
+
+        Raises:
+            ValueError: no unit holds all of ``layers``, or fewer than two rows were added.
+        """
         if self.count < 2:
             raise ValueError(f"moments: {self.count} rows are too few")
-        sums = self.sums[unit] / self.count
-        mean = sums[-1, :-1]
-        covariance = sums[:-1, :-1] - torch.outer(mean, mean)
-        below = self.width if unit else 0
+        held = [number for number, unit in enumerate(self.units) if layers.start in unit and layers.stop - 1 in unit]
+        if not held:
+            raise ValueError(f"moments: no unit holds layers {layers.start} to {layers.stop - 1}")
+        unit, sums = self.units[held[0]], self.sums[held[0]]
+        first = max(unit.start - 1, 0)  # the layer whose channels come first in the sums
+        below = slice((max(layers.start - 1, 0) - first) * self.width, (layers.start - first) * self.width)
+        inside = slice((layers.start - first) * self.width, (layers.stop - first) * self.width)
+        mean, moment = sums[-1] / self.count, sums / self.count
+        covariance = moment - torch.outer(mean, mean)
         return (
-            mean[:below],
-            mean[below:],
-            covariance[:below, :below],
-            covariance[:below, below:],
-            covariance[below:, below:],
+            mean[below],
+            mean[inside],
+            covariance[below, below],
+            covariance[below, inside],
+            covariance[inside, inside],
         )

@@ -29,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", metavar="FILE", type=Path, help="UTF-8 text to fit on (default: prose, code and chat)"
     )
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="the profile (default: where a server looks for it)"
+        "--codec", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="what to fit (default: both)"
     )
+    parser.add_argument("--output", metavar="DIR", type=Path, help="for the profiles (default: where servers look)")
     parser.add_argument(
         "--tokens", metavar="N", type=int, default=131072, help="tokens to run the model on (default: 131072)"
     )
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from tqdm import tqdm
 
-    from sglang_plt.calibration.identity import default_profile, model_identity
+    from sglang_plt.calibration.identity import default_profile, model_identity, profile_directory
     from sglang_plt.codec import ProfileInfo
     from sglang_plt.quality import QualityError
     from sglang_plt.quality.calibrate import default_group, fit_profile
@@ -72,44 +73,51 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     layout, rotary = model.layout, model.rotary(args.window)
     dtype = args.dtype or model.dtype
-    group = args.group or default_group(layout)
-    output = args.output or default_profile(identity, dtype)
+    groups = {codec: args.group or default_group(layout, codec) for codec in dict.fromkeys(args.codec)}
+    group = max(groups.values())  # moments of so many layers hold those of fewer
+    if any(group % other for other in groups.values()):
+        raise UserError(f"--group={args.group} does not go with {groups}")
+    output = args.output or profile_directory()
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
-    state = output.with_name(f".{output.name}.partial")
+        raise UserError(f"--output={output} is not a directory that can be made: {error.strerror}") from error
+    state = output / f".{identity}-{dtype}.partial"
     collection = Collection(layout, group, f"{identity} {args.text or SOURCES} {args.tokens} {args.window} {group}")
     if collection.resume(state):
         _say(f"going on after {collection.done} of {count} windows")
-    _say(f"{path}: {identity}, {dtype}, {group} layers a transform, text: {args.text or SOURCES}")
-    bar = tqdm(total=count * args.window, initial=collection.done * args.window, unit="token", desc=NAME)
-    with bar:
+    _say(f"{path}: {identity}, {dtype}, text: {args.text or SOURCES}")
+    with tqdm(total=count * args.window, initial=collection.done * args.window, unit="token", desc=NAME) as bar:
         collect(model, windows[:count], _SENSITIVITY_WINDOWS, collection, state, lambda done: bar.update(args.window))
-    info = ProfileInfo(
-        model=identity,
-        dtype=dtype,
-        num_layers=layout.num_layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        v_head_dim=layout.v_head_dim,
-        group=group,
-        keys_rotated=rotary is None,
-        step=1.0,
-        tokens=collection.moments.count,
-        sensitivity="fisher",
-    )
-    fitting = time.monotonic()
-    profile = fit_profile(info, collection, args.kl, model, windows[count:], _say)
-    try:
-        profile.save(output)
-    except OSError as error:
-        raise UserError(f"--output={output} cannot be written: {error.strerror}") from error
+    for codec, layers in groups.items():
+        info = ProfileInfo(
+            codec=codec,
+            model=identity,
+            dtype=dtype,
+            num_layers=layout.num_layers,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            v_head_dim=layout.v_head_dim,
+            group=layers,
+            keys_rotated=rotary is None,
+            step=1.0,
+            scale=1.0,
+            tokens=collection.moments.count,
+            sensitivity="fisher",
+        )
+        fitting = time.monotonic()
+        profile = fit_profile(info, collection, args.kl, model, windows[count:], _say)
+        file = output / default_profile(identity, dtype, codec).name
+        try:
+            profile.save(file)
+        except OSError as error:
+            raise UserError(f"{file} cannot be written: {error.strerror}") from error
+        print(
+            f"wrote {file}: {profile.num_bytes} bytes, {layers} layers a transform, {info.tokens} tokens, "
+            f"fitted and measured in {time.monotonic() - fitting:.1f} s"
+        )
     state.unlink(missing_ok=True)
-    print(
-        f"wrote {output}: {profile.num_bytes} bytes, {profile.info.tokens} tokens, fitted in "
-        f"{time.monotonic() - fitting:.1f} s, {time.monotonic() - started:.0f} s in all"
-    )
+    _say(f"{time.monotonic() - started:.0f} s in all")
     return 0
 
 

@@ -26,7 +26,7 @@ NUM_SPARSE = 11
 
 _LAST_GAP = 255  # of the alphabet of gaps: as many zeros, and go on counting
 _MAX_VALUE = 511
-_WORD = np.dtype("<u4")
+_WORD: np.dtype = np.dtype("<u4")
 _HEADER = struct.Struct(f"<{2 + NUM_SPARSE}I")  # ANS words, escapes, nonzero codes of every sparse class
 
 
@@ -121,7 +121,7 @@ class _Escapes:
     def symbols(self, codes: np.ndarray, cls: int) -> np.ndarray:
         """Codes as the alphabet of :func:`value_frequencies` counts them."""
         top = limit(cls)
-        symbols = codes.astype(np.int32) + top
+        symbols: np.ndarray = codes.astype(np.int32) + top
         if cls < NUM_SPARSE:
             symbols -= codes > 0
         outside = (codes > top) | (codes < -top)
@@ -133,7 +133,7 @@ class _Escapes:
     def codes(self, symbols: np.ndarray, cls: int) -> np.ndarray:
         """Inverse of :meth:`symbols`."""
         top = limit(cls)
-        codes = symbols - top
+        codes: np.ndarray = symbols - top
         if cls < NUM_SPARSE:
             codes += symbols >= top
         outside = symbols == len(value_frequencies(cls)) - 1
@@ -189,7 +189,7 @@ def decode(data: bytes | memoryview, components: int, rows: int) -> np.ndarray:
     escapes = _Escapes(np.frombuffer(data, "<i2", num_escapes, _HEADER.size + 4 * num_words))
     coder = constriction.stream.stack.AnsCoder(words.astype(np.uint32))
     classes = _classes(coder.decode(_class_model(), components // BAND))
-    bands = np.zeros((len(classes), BAND * rows), np.int16)
+    bands: np.ndarray = np.zeros((len(classes), BAND * rows), np.int16)
     for cls in range(1, NUM_CLASSES):
         chosen = np.flatnonzero(classes == cls)
         if not len(chosen):

@@ -10,8 +10,16 @@ import numpy as np
 import torch
 
 from sglang_plt.codec import entropy
+from triton_ops.band_codes import BAND, MAX_WIDTH, Bands, packed_bytes
+from triton_ops.band_codes.cpu_decode import decode as decode_bands
+from triton_ops.band_codes.cpu_encode import encode as encode_bands
 
-MAX_CODE = 32767
+LARGEST = 32767.0
+"""Components must not be larger, in steps."""
+_NO_OUTLIER = 65535  # a gap that only moves on
+_COUNT: np.dtype = np.dtype("<u4")
+_GAP: np.dtype = np.dtype("<u2")
+_VALUE: np.dtype = np.dtype("<f2")
 
 
 class Packing(ABC):
@@ -21,7 +29,7 @@ class Packing(ABC):
 
     @abstractmethod
     def quantise(self, components: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """``(stored, what the decoder will have)`` of one unit's components, float32 ``[rows, n]``."""
+        """``(stored, what the decoder will have)`` of one unit's components, float32 ``[rows, n]``, at most LARGEST."""
 
     @abstractmethod
     def pack(self, stored: Sequence[Any]) -> bytes:
@@ -36,8 +44,12 @@ class Packing(ABC):
         """
 
     @abstractmethod
-    def dequantise(self, stored: Any, start: int, stop: int, device: torch.device) -> torch.Tensor:
-        """Rows ``start .. stop`` of one unit's components, float32 ``[stop - start, n]``."""
+    def dequantise(self, stored: Any, start: int, stop: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``start .. stop`` of the components that are not zero throughout: values and which they are.
+
+        Returns:
+            float32 ``[stop - start, k]``, and int64 ``[k]`` numbers of components, both on ``device``.
+        """
 
 
 class Entropy(Packing):
@@ -46,7 +58,7 @@ class Entropy(Packing):
     name = "entropy"
 
     def quantise(self, components: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-        codes = components.round().clamp_(-MAX_CODE, MAX_CODE)
+        codes = components.round()
         stored = codes.T.to(torch.int16).cpu().numpy()
         short = -len(stored) % entropy.BAND
         return (np.pad(stored, ((0, short), (0, 0))) if short else stored), codes
@@ -60,5 +72,94 @@ class Entropy(Packing):
         ends = np.cumsum(padded)
         return [codes[end - size : end - size + width] for end, size, width in zip(ends, padded, widths, strict=True)]
 
-    def dequantise(self, stored: np.ndarray, start: int, stop: int, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(stored[:, start:stop]).to(device).float().T
+    def dequantise(
+        self, stored: np.ndarray, start: int, stop: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        stored = stored[:, start:stop]
+        used = np.flatnonzero(stored.any(axis=1))
+        return torch.from_numpy(stored[used]).to(device).float().T, torch.from_numpy(used).to(device)
+
+
+class Fixed(Packing):
+    """Fixed-width codes a band of 16 components, see :mod:`triton_ops.band_codes`. Stored: :class:`Bands`."""
+
+    name = "fixed"
+
+    def quantise(self, components: torch.Tensor) -> tuple[Bands, torch.Tensor]:
+        values = components.cpu().numpy()
+        width = values.shape[1]
+        if width % BAND:
+            values = np.pad(values, ((0, 0), (0, -width % BAND)))
+        bands, kept = encode_bands(np.ascontiguousarray(values))
+        return bands, torch.from_numpy(kept[:, :width]).to(components.device)
+
+    def pack(self, stored: Sequence[Bands]) -> bytes:
+        band_values, first = stored[0].rows * BAND, 0
+        parts: list[np.ndarray] = []
+        for bands in stored:
+            parts.append(bands.where + first * band_values)
+            first += len(bands.widths)
+        gaps, values = _gaps(np.concatenate(parts), np.concatenate([bands.values for bands in stored]))
+        return b"".join(
+            (
+                np.array([len(gaps)], _COUNT).tobytes(),
+                *(bands.widths.tobytes() for bands in stored),
+                *(bands.scales.tobytes() for bands in stored),
+                gaps.tobytes(),
+                values.tobytes(),
+                *(bands.packed.tobytes() for bands in stored),
+            )
+        )
+
+    def unpack(self, data: memoryview, widths: Sequence[int], rows: int) -> list[Bands]:
+        numbers = [-(-width // BAND) for width in widths]
+        total = sum(numbers)
+        count = int(np.frombuffer(data, _COUNT, 1)[0])
+        bits = np.frombuffer(data, np.uint8, total, 4)
+        scales = np.frombuffer(data, np.uint8, total, 4 + total)
+        at = 4 + 2 * total
+        gaps, values = np.frombuffer(data, _GAP, count, at), np.frombuffer(data, _VALUE, count, at + 2 * count)
+        packed = np.frombuffer(data, np.uint8, offset=at + 4 * count)
+        if len(packed) != packed_bytes(bits, rows) or bits.max(initial=0) > MAX_WIDTH:
+            raise ValueError(f"fixed: {len(packed)} bytes of codes, the widths say {packed_bytes(bits, rows)}")
+        where, values = _positions(gaps, values)
+        found, first, begin = [], 0, 0
+        for number in numbers:
+            end = begin + packed_bytes(bits[first : first + number], rows)
+            part, least = slice(first, first + number), first * rows * BAND
+            low = int(np.searchsorted(where, least))
+            high = int(np.searchsorted(where, least + number * rows * BAND))
+            inside: np.ndarray = where[low:high] - least
+            found.append(Bands(rows, bits[part], scales[part], packed[begin:end], inside, values[low:high]))
+            first, begin = first + number, end
+        return found
+
+    def dequantise(
+        self, stored: Bands, start: int, stop: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        used = stored.widths > 0
+        used[stored.where // (stored.rows * BAND)] = True
+        values = decode_bands(stored, start, stop, np.flatnonzero(used))
+        return torch.from_numpy(values).to(device), torch.from_numpy(np.flatnonzero(used.repeat(BAND))).to(device)
+
+
+def _gaps(where: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending positions as distances, long ones in several steps."""
+    distances = np.diff(where, prepend=-1) - 1
+    more, last = np.divmod(distances, _NO_OUTLIER)
+    ends = np.cumsum(more + 1) - 1
+    gaps: np.ndarray = np.full(len(where) + int(more.sum()), _NO_OUTLIER, _GAP)
+    kept = np.zeros(len(gaps), _VALUE)
+    gaps[ends], kept[ends] = last, values
+    return gaps, kept
+
+
+def _positions(gaps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inverse of :func:`_gaps`."""
+    real = gaps != _NO_OUTLIER
+    steps = gaps.astype(np.int64) + real
+    return np.cumsum(steps)[real] - 1, values[real]
+
+
+PACKINGS: dict[str, Packing] = {"fast": Fixed(), "dense": Entropy()}
+"""Of the codecs that need a profile."""

@@ -14,13 +14,14 @@ import torch
 
 from sglang_plt.codec.base import Codec, as_bytes
 from sglang_plt.codec.int_groups import IntGroups
-from sglang_plt.codec.packing import Packing
+from sglang_plt.codec.packing import LARGEST, PACKINGS
 from sglang_plt.codec.profile import Profile
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
+from triton_ops.band_codes import BAND
 from triton_ops.int_groups.reference import to_pool_dtype
 
-_HEAD = struct.Struct("<HH")  # mode, escaped rows
+_HEAD = struct.Struct("<HHf")  # mode, escaped rows, steps of the profile in a step of this block
 _CODED, _FALLBACK = 0, 1
 _LARGEST = 65504.0  # larger rows, and those not finite, are kept in float32
 
@@ -40,8 +41,8 @@ class Predictive(Codec):
     """Codec of a :class:`Profile`; what its profile does not fit is stored as ``int8``, a block at a time.
 
     Args:
-        name: the codec's, ``dense`` or ``fast``.
-        packing: how components become bytes.
+        profile: names the codec, ``fast`` or ``dense``, and with it the packing.
+        scale: steps of the profile in a step of the quantiser; half of it means a quarter of the divergence.
 
     Raises:
         ValueError: the profile was made for other rows.
@@ -50,15 +51,18 @@ class Predictive(Codec):
     version = 1
     fixed_size = False
 
-    def __init__(self, pool: PoolRows, rotary: Rotary | None, name: str, profile: Profile, packing: Packing) -> None:
+    def __init__(self, pool: PoolRows, rotary: Rotary | None, profile: Profile, scale: float) -> None:
         super().__init__(pool, rotary)
-        self.name, self.profile, self.packing = name, profile, packing
+        if profile.info.codec not in PACKINGS:
+            raise ValueError(f"profile: its codec {profile.info.codec!r} is none of {', '.join(PACKINGS)}")
+        self.name, self.profile, self.scale = profile.info.codec, profile, float(np.float32(scale))
+        self.packing = PACKINGS[self.name]
         self.profile_id = profile.id
         self._fallback = IntGroups(pool, rotary, 8)
         info, layout = profile.info, self.layout
         shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary is None)
         if (info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.keys_rotated) != shape:
-            raise ValueError(f"codec {name}: the profile is of other rows than {layout}")
+            raise ValueError(f"codec {self.name}: the profile is of other rows than {layout}")
         self._key_width = layout.kv_heads * layout.head_dim
         self._units = [
             _Unit(
@@ -89,7 +93,7 @@ class Predictive(Codec):
             out[: len(coded)] = np.frombuffer(coded, np.uint8)
             return len(coded)
         used = self._fallback.encode(slots, position, num_exact, out[_HEAD.size :])
-        out[: _HEAD.size] = np.frombuffer(_HEAD.pack(_FALLBACK, 0), np.uint8)
+        out[: _HEAD.size] = np.frombuffer(_HEAD.pack(_FALLBACK, 0, 1.0), np.uint8)
         return _HEAD.size + used
 
     def _coded(self, slots: torch.Tensor, position: int, num_exact: int) -> bytes:
@@ -102,7 +106,7 @@ class Predictive(Codec):
         ]
         slots, position = slots[num_exact:], position + num_exact
         if not len(slots):
-            return b"".join((_HEAD.pack(_CODED, 0), *parts))
+            return b"".join((_HEAD.pack(_CODED, 0, self.scale), *parts))
         rows = [self._gather(layer, slots, position) for layer in range(self.layout.num_layers)]
         escaped = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
         for row in rows:
@@ -112,15 +116,16 @@ class Predictive(Codec):
         for unit in self._units:
             predicted = self._predict(unit, below)
             row = torch.cat(rows[unit.layers.start : unit.layers.stop], 1)
-            components = (row - predicted) @ unit.analysis
+            components = (row - predicted) @ unit.analysis / self.scale
+            escaped |= ~(components.abs().amax(1) <= LARGEST)
             components[escaped] = 0
             codes, kept = self.packing.quantise(components)
             stored.append(codes)
-            below = self._rebuild(unit, predicted, kept)[:, -self._width :]
+            below = torch.addmm(predicted, kept, unit.basis, alpha=self.scale)[:, -self._width :]
         where = escaped.nonzero().flatten()
         parts.append(where.to(torch.uint8).cpu().numpy().tobytes())
         parts += [row[where].cpu().numpy().tobytes() for row in rows] if len(where) else []
-        return b"".join((_HEAD.pack(_CODED, len(where)), *parts, self.packing.pack(stored)))
+        return b"".join((_HEAD.pack(_CODED, len(where), self.scale), *parts, self.packing.pack(stored)))
 
     def _gather(self, layer: int, slots: torch.Tensor, position: int) -> torch.Tensor:
         """Rows of a layer, float32 ``[n, width]``, keys first and without rotation."""
@@ -134,7 +139,7 @@ class Predictive(Codec):
     def _decode(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
     ) -> None:
-        mode, num_escaped = _HEAD.unpack_from(payload)
+        mode, num_escaped, scale = _HEAD.unpack_from(payload.data)
         if mode == _FALLBACK:
             inside = payload[_HEAD.size :]
             self._fallback.decode(inside, num_rows, num_exact, start, start + len(slots), slots, position)
@@ -155,8 +160,11 @@ class Predictive(Codec):
         inside = (escaped >= first) & (escaped < last)
         below: torch.Tensor | None = None
         for unit, stored in zip(self._units, codes, strict=True):
-            kept = self.packing.dequantise(stored, first, last, self.pool.device)
-            row = self._rebuild(unit, self._predict(unit, below), kept)
+            kept, used = self.packing.dequantise(stored, first, last, self.pool.device)
+            if len(unit.basis) % BAND:
+                kept, used = kept[:, used < len(unit.basis)], used[used < len(unit.basis)]
+            basis = unit.basis if len(used) == len(unit.basis) else unit.basis[used]
+            row = torch.addmm(self._predict(unit, below), kept, basis, alpha=scale)
             below = row[:, -self._width :]
             for part, layer in zip(row.split(self._width, 1), unit.layers, strict=True):
                 if num_escaped and bool(inside.any()):
@@ -197,6 +205,3 @@ class Predictive(Codec):
 
     def _predict(self, unit: _Unit, below: torch.Tensor | None) -> torch.Tensor:
         return unit.bias if below is None else torch.addmm(unit.bias, below, unit.weights)
-
-    def _rebuild(self, unit: _Unit, predicted: torch.Tensor, components: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(predicted, components, unit.basis)

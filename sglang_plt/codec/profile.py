@@ -24,6 +24,7 @@ from sglang_plt.codec.rows import RowLayout
 PROFILE_FORMAT = 1
 _KEY = "sglang_plt"
 _TOP = 127
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
 
 class ProfileError(ValueError):
@@ -40,17 +41,20 @@ class ProfileInfo:
     """What a profile was made of and what it is for.
 
     Attributes:
+        codec: the codec that it is fitted for, ``fast`` or ``dense``.
         model: text that identifies the model's KV; see :func:`sglang_plt.calibration.identity.model_identity`.
         dtype: of the KV pool it is meant for, such as ``bfloat16``.
         num_layers, kv_heads, head_dim, v_head_dim: shape of the rows, of this rank.
         group: layers of a unit.
         keys_rotated: whether keys were taken as they lie in the pool, rotation and all.
-        step: quantiser step in weighted coordinates that the basis is scaled to.
+        step: step in weighted coordinates that the basis is scaled to.
+        scale: the codec's quantiser step, in these steps.
         tokens: tokens behind the second moments.
         sensitivity: where the weights came from, ``fisher`` or ``kind``.
         tp_size, tp_rank: the rank's share of the heads.
     """
 
+    codec: str
     model: str
     dtype: str
     num_layers: int
@@ -60,6 +64,7 @@ class ProfileInfo:
     group: int
     keys_rotated: bool
     step: float
+    scale: float
     tokens: int
     sensitivity: str
     tp_size: int = 1
@@ -75,13 +80,16 @@ class ProfileInfo:
         """The layers of every unit; the last may have fewer than ``group``."""
         return unit_layers(self.num_layers, self.group)
 
-    def check(self, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int, tp_rank: int) -> None:
+    def check(
+        self, codec: str, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int = 1, tp_rank: int = 0
+    ) -> None:
         """Refuse a profile of other rows.
 
         Raises:
             ProfileError: the first field that differs, with both values.
         """
         here = {
+            "codec": codec,
             "model": model,
             "dtype": str(layout.dtype).removeprefix("torch."),
             "num_layers": layout.num_layers,
@@ -247,9 +255,11 @@ def _parse_info(text: str | None) -> ProfileInfo:
     except TypeError:
         raise ProfileError("its header has missing or unknown fields") from None
     for name, kind in ProfileInfo.__annotations__.items():
-        value, expected = getattr(info, name), {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
+        value, expected = getattr(info, name), _KINDS[kind]
         if not isinstance(value, expected) or (kind != "bool" and isinstance(value, bool)):
             raise ProfileError(f"its header has {name}={value!r}")
-    if min(info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.group) < 1 or not 0 < info.step < 1e6:
+    if min(info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.group) < 1 or not (
+        0 < info.step < 1e6 and 1e-3 < info.scale < 1e3
+    ):
         raise ProfileError("its header has a size or step that is not positive")
     return info

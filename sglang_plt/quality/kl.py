@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -89,13 +90,13 @@ def measure(
     context: int,
     codecs: Sequence[str],
     on_window: Callable[[int, list[Sample]], None] = lambda index, samples: None,
-    profile: Profile | None = None,
+    profiles: Mapping[str, Profile] = MappingProxyType({}),
 ) -> list[Sample]:
     """Run every codec on every window, whose first ``context`` tokens are the prefix.
 
     Args:
         on_window: called after each window with its index and its samples.
-        profile: for codecs that need one.
+        profiles: of the codecs that need one, by their names.
     """
     rotary = model.rotary(context)
     samples = []
@@ -105,7 +106,7 @@ def measure(
         cold = model.continue_from(exact, tail)
         found = []
         for name in codecs:
-            restored, num_bytes = through_codec(name, exact, rotary, index, profile)
+            restored, num_bytes = through_codec(name, exact, rotary, index, profiles.get(name))
             kl, top1 = divergence(cold, model.continue_from(restored, tail))
             found.append(Sample(name, window.kind, kl, top1, 8 * num_bytes / exact.num_values))
         samples += found
