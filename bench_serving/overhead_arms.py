@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,8 @@ from sglang_plt.cache.prefix_cache import PLTRadixCache
 from sglang_plt.config import PLTConfig
 
 EDGE, BRANCH, EXTEND, OUTPUT, EVICT = 512, 128, 256, 64, 256  # tokens
-OURS = {"plt": "", "plt_cold": "cold_tier_"}
+OURS = {"plt": "", "plt_lru": "lru_", "plt_cold": "cold_tier_"}
+"""Our arms and what marks their rows: the default policy, SGLang's, and the default policy with a cold tier."""
 THEIRS = {"radix_cache": "vs_radix_cache", "rust_core": "vs_rust_core", "python_core": "vs_python_core"}
 
 
@@ -89,6 +92,8 @@ class FakeReq:
     kv_rotation_base: int | None = None
     lock: Any = None
     last_node: Any = None
+    retracted_stain: bool = False
+    output_ids: array = field(default_factory=lambda: array("q"))
 
     def finished(self) -> bool:
         return self.is_finished
@@ -113,12 +118,13 @@ class Arm:
             tree_components=(ComponentType.FULL,),
         )
         # small enough that the warm-up fills both: a full tier pays for what it drops
-        config = PLTConfig(replay_tokens=8192, write_ahead=4096)
+        config = PLTConfig(replay_tokens=8192, write_ahead=4096, policy="lru" if name == "plt_lru" else "value")
         self.cache: Any
-        if name == "plt":
-            self.cache = PLTRadixCache(params, config)
-        elif name == "plt_cold":
-            self.cache = PLTRadixCache(params, config, FreeCodec(), budget_bytes=12288)
+        self.learning_us = 0.0
+        if name in OURS:
+            cold = (FreeCodec(), 12288) if name == "plt_cold" else ()
+            self.cache = PLTRadixCache(params, config, *cold)
+            self.cache.policy.served = self._timed(self.cache.policy.served)
         elif name == "radix_cache":
             self.cache = RadixCache(params)
         else:
@@ -126,6 +132,27 @@ class Arm:
             self.cache = UnifiedRadixCache(params)
             if self.cache._tree_core_backend != params.tree_core_backend:
                 raise RuntimeError(f"SGLang fell back to the {self.cache._tree_core_backend} core for arm {name!r}")
+
+    def _timed(self, learn: Callable[[FakeReq], None]) -> Callable[[FakeReq], None]:
+        """Adds what it takes to learn from a request to :attr:`learning_us`."""
+
+        def served(req: FakeReq) -> None:
+            started = time.perf_counter_ns()
+            learn(req)
+            self.learning_us += (time.perf_counter_ns() - started) / 1000
+
+        return served
+
+    def hold(self, key: array) -> None:
+        """Lock ``key``, as a request does that runs all the time."""
+        self.cache.lock(self.cache.match_prefix(MatchPrefixParams(RadixKey(key))).last_device_node)
+
+    def remember(self, key: array, output_len: int) -> None:
+        """Let our policy learn that ``key`` was asked, and answered by ``output_len`` tokens."""
+        if self.name in OURS:
+            req = FakeReq(key, key, output_ids=array("q", bytes(8 * output_len)))
+            req.last_node = self.cache.match_prefix(MatchPrefixParams(RadixKey(key), req=req)).last_device_node
+            self.cache.policy.served(req)
 
     def alloc(self, num_tokens: int) -> torch.Tensor:
         slots = self.allocator.alloc(num_tokens)

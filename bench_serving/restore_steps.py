@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from bench_serving.overhead_arms import FakeReq
 from bench_serving.restore_arms import Sequences, fill, make_pool
 from sglang_plt.cache.prefix_cache import PLTRadixCache
-from sglang_plt.codec import block_bytes, decode_block, encode_block, exact_rows, make_codec
+from sglang_plt.codec import block_limit, decode_block, encode_block, exact_rows, make_codec
 from sglang_plt.config import PLTConfig
 from sglang_plt.host.pool import pool_rows
 
@@ -42,7 +42,7 @@ class BlockCodec:
         self.lossless = name == "raw"
 
     def num_bytes(self, num_rows: int, position: int) -> int:
-        return block_bytes(self._codec, num_rows, exact_rows(position, num_rows))
+        return block_limit(self._codec, num_rows, exact_rows(position, num_rows))
 
     def encode(self, slots: torch.Tensor, position: int) -> np.ndarray:
         return encode_block(self._codec, _FINGERPRINT, slots, position)
@@ -73,7 +73,7 @@ class Driver:
             page_size=1,
         )
         budget_bytes = num_slots * layout.row_bytes
-        config = PLTConfig(codec=codec, write_ahead=write_ahead)
+        config = PLTConfig(codec=codec, policy="lru", write_ahead=write_ahead)
         self.cache = PLTRadixCache(params, config, BlockCodec(codec, pool, sequences), budget_bytes)
         # the free list of a server that has run for a while is in no order
         pages = self.allocator.free_pages

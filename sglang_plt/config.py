@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 CODECS = ("raw", "int8", "int4")
+PROFILED = ("fast", "dense", "dense-tight")
+POLICIES = ("value", "lru", "lfu", "slru", "fifo", "filo", "mru", "priority")
 
 _SIZE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -49,9 +51,10 @@ class PLTConfig:
         codec: how demoted rows are stored: ``raw`` (bit-exact), ``int8`` or ``int4``.
         cold_bytes: budget of the cold tier in bytes, per rank; None takes ``cold_fraction``. 0 switches the tier off.
         cold_fraction: budget as a multiple of the bytes of the KV pool, used when ``cold_bytes`` is None.
+        policy: what goes first, in every tier: ``value``, or one of SGLang's own.
         restore_threshold: shorter runs of cold tokens are recomputed instead of restored.
         write_ahead: tokens next in line for eviction that are encoded ahead of need.
-        replay_tokens: tokens of evicted prefixes whose keys are kept for their statistics.
+        replay_tokens: tokens of evicted prefixes whose keys are kept for their statistics, at 8 bytes each.
         delta_threshold: bits that sequences must share to be a cluster of their own.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
@@ -59,9 +62,10 @@ class PLTConfig:
     codec: str = "int8"
     cold_bytes: int | None = None
     cold_fraction: float = 2.0
+    policy: str = "value"
     restore_threshold: int = 16
     write_ahead: int = 16384
-    replay_tokens: int = 1 << 20
+    replay_tokens: int = 1 << 24
     delta_threshold: float = 14.0
     decision_log: str | None = None
 
@@ -76,6 +80,8 @@ class PLTConfig:
             raise ConfigError(
                 f"--plt-cold-fraction={self.cold_fraction} must lie in 0..1000: it multiplies the bytes of the KV pool"
             )
+        if self.policy not in POLICIES:
+            raise ConfigError(f"--plt-policy={self.policy!r} is unknown; choose one of {', '.join(POLICIES)}")
         self._require_int("restore_threshold", minimum=1)
         self._require_int("write_ahead", minimum=0)
         self._require_int("replay_tokens", minimum=0)
@@ -94,8 +100,11 @@ class PLTConfig:
             raise ConfigError(f"{option}={value} must be at least {minimum}")
 
     @classmethod
-    def from_options(cls, options: dict[str, Any]) -> PLTConfig:
+    def from_options(cls, options: dict[str, Any], **defaults: Any) -> PLTConfig:
         """Build from option values; the key ``config`` names a JSON file that the other keys override.
+
+        Args:
+            defaults: values of fields that neither names.
 
         Raises:
             ConfigError: unknown key, wrong value, unreadable file.
@@ -111,7 +120,7 @@ class PLTConfig:
             raise ConfigError(f"unknown option {', '.join(unknown)}; the options are {', '.join(names)}")
         if merged.get("cold_bytes") is not None:
             merged["cold_bytes"] = parse_bytes(merged["cold_bytes"], "--plt-cold-bytes")
-        return cls(**merged)
+        return cls(**{**defaults, **merged})
 
     @property
     def has_cold_tier(self) -> bool:

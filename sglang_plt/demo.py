@@ -227,7 +227,7 @@ class DemoResult:
             "computed": "computed                 ",
         }
         for what, name in notes.items():
-            note = "   all that an LRU cache of this pool would have kept" if what == "device" else ""
+            note = "   all that was still in the pool" if what == "device" else ""
             yield f"  {name:27s} {self.total(what):5d}  {self.share(what):6.1%}{note}"
         for restored, how in ((True, "where tokens were restored"), (False, "where they were computed")):
             if turns := self._turns(restored):

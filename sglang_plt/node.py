@@ -9,7 +9,7 @@ from sglang_plt.keys import Key
 
 if TYPE_CHECKING:
     from sglang_plt.clusters import Best
-    from sglang_plt.policy import EvictionQueue
+    from sglang_plt.queues import NodeQueue
 
 
 class Node:
@@ -63,7 +63,7 @@ class Node:
         self.total = 0  # how often it went on behind this node
         self.model_bits: int | None = None  # -log2 P(this edge) by the model, in units of 1 / probability.BIT
         self.best: Best | None = None  # of clusters.Clusters
-        self.queue: EvictionQueue | None = None
+        self.queue: NodeQueue | None = None
         self.queue_stamp = 0
         self.hash_value: list[str] | None = None
         self.event_hash_value: list[str] | None = None

@@ -16,22 +16,38 @@ from sglang_plt.policy import EvictionOrder
 from sglang_plt.probability import DECAY_FROM, ONE, Context, prior_weight
 from sglang_plt.tiers import TieredNodes
 
-__all__ = ["Node", "SlotReader", "Trie"]
+__all__ = ["Node", "OnSplit", "SlotReader", "Trie", "chain"]
+
+OnSplit = Callable[[Node, Node, int], None]
+"""Receives ``(upper, lower, length)`` before the lower part's key is cut."""
 
 SlotReader = Callable[[int, int], Any]
 """``read(start, stop)`` returns an owned copy of the slots of positions ``[start, stop)`` of the inserted sequence."""
 
 
+def chain(*callbacks: OnSplit | None) -> OnSplit | None:
+    """One callback that calls all that are not None, in order."""
+    present = [callback for callback in callbacks if callback is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+
+    def call(upper: Node, lower: Node, length: int) -> None:
+        for callback in present:
+            callback(upper, lower, length)
+
+    return call
+
+
 class Trie(TieredNodes):
-    """Match, insert and split over tiered nodes; arguments as for :class:`TieredNodes`.
+    """Match, insert and split over tiered nodes; arguments as for :class:`sglang_plt.node_tree.NodeTree`.
 
     Attributes:
-        on_split: called as ``(upper, lower, length)`` before the lower part's key is cut.
+        on_split: told about every split.
     """
 
-    def __init__(self, page_size: int, order: EvictionOrder):
-        super().__init__(page_size, order)
-        self.on_split: Callable[[Node, Node, int], None] | None = None
+    def __init__(self, page_size: int, order: EvictionOrder, lower_order: EvictionOrder | None = None):
+        super().__init__(page_size, order, lower_order)
+        self.on_split: OnSplit | None = None
 
     # -- lookup ---------------------------------------------------------------------------------------------------
 

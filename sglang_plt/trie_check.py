@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sglang_plt.keys import Namespace
     from sglang_plt.node import Node
-    from sglang_plt.policy import EvictionQueue
-    from sglang_plt.tiers import TieredNodes
+    from sglang_plt.node_tree import NodeTree
+    from sglang_plt.queues import NodeQueue
 
 
-def check_trie(trie: TieredNodes) -> None:
+def check_trie(trie: NodeTree) -> None:
     """Raise AssertionError on the first invariant or counter of ``trie`` that does not hold."""
     counts = {"hot": 0, "cold": 0, "replay": 0}
     protected = num_nodes = 0
@@ -36,7 +36,7 @@ def check_trie(trie: TieredNodes) -> None:
     _check_contexts(trie)
 
 
-def _check_contexts(trie: TieredNodes) -> None:
+def _check_contexts(trie: NodeTree) -> None:
     """The empty prefix of every namespace with a node counts its ways on; what is forgotten stays in the total."""
     known: dict[Namespace | None, list[int]] = {}
     for child in trie.root.children.values():
@@ -48,7 +48,7 @@ def _check_contexts(trie: TieredNodes) -> None:
     assert set(contexts) == set(known)
 
 
-def _check_node(trie: TieredNodes, node: Node) -> None:
+def _check_node(trie: NodeTree, node: Node) -> None:
     parent = node.parent
     assert parent is not None
     assert len(node.key) > 0
@@ -80,7 +80,7 @@ def _check_node(trie: TieredNodes, node: Node) -> None:
         assert child.pin_count <= node.pin_count
 
 
-def _expected_queue(trie: TieredNodes, node: Node) -> EvictionQueue | None:
+def _expected_queue(trie: NodeTree, node: Node) -> NodeQueue | None:
     if node.slots is not None:
         return trie.hot_queue if node.hot_children == 0 and not node.lock_count else None
     if node.views:

@@ -10,6 +10,7 @@ agree.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,8 +64,47 @@ class _Record(NamedTuple):
     reuses: int
 
 
-class ValueOrder:
-    """The policy's state, and the order of its three queues.
+class _RatedOrder(ABC):
+    """Nodes by what they are worth in one tier: probability of reuse times saving.
+
+    Args:
+        rates: of the tier whose queue decides.
+        unit_tokens: tokens that one unit of a key stands for.
+    """
+
+    def __init__(self, rates: Rates, unit_tokens: int):
+        self.rates = rates
+        self.unit_tokens = unit_tokens
+
+    @property
+    @abstractmethod
+    def now(self) -> int:
+        """Requests observed so far."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Changes when values that were given before may be out of date."""
+
+    @abstractmethod
+    def record(self, node: Node) -> _Record:
+        """What the last request through ``node`` left."""
+
+    def __call__(self, node: Node) -> tuple[int, int]:
+        """(value, last request) of ``node``: the smallest goes first."""
+        record = self.record(node)
+        return record.table.index(record.cls, self.now - record.when) * self.saving(node), record.when
+
+    def saving(self, node: Node) -> int:
+        return self.rates.saving(node.start * self.unit_tokens)
+
+    def make_queue(self) -> LaneQueue:
+        """A queue of this order, for a trie without nodes."""
+        return LaneQueue(self)
+
+
+class ValueOrder(_RatedOrder):
+    """The policy's state, and the order of its queues.
 
     Its owner calls :meth:`observe` after every request, and :meth:`on_split` for every split of the trie; queues are
     made by :meth:`make_queue` when the trie starts or is cleared, which forgets nodes but not what was learned.
@@ -75,9 +115,8 @@ class ValueOrder:
     """
 
     def __init__(self, rates: Rates | None = None, unit_tokens: int = 1):
-        self.rates = rates or Rates()
-        self.unit_tokens = unit_tokens
-        self.now = 0
+        super().__init__(rates or Rates(), unit_tokens)
+        self._now = 0
         self._common = HazardTable()
         self._tables: dict[Namespace | None, HazardTable] = {None: self._common}
         self._records: dict[int, _Record] = {}
@@ -85,29 +124,28 @@ class ValueOrder:
         self._forgotten = -1  # nodes that were last used at this clock have no record any more
 
     def make_queue(self) -> LaneQueue:
-        """A queue of this order, for a trie without nodes."""
         self._records.clear()
         self._log.clear()
         self._forgotten = -1
         for table in self._tables.values():
             table.forget_waiting()
-        return LaneQueue(self)
+        return super().make_queue()
 
-    def __call__(self, node: Node) -> tuple[int, int]:
-        """(value, last request) of ``node``: the smallest goes first."""
-        record = self.record(node)
-        return record.table.index(record.cls, self.now - record.when) * self.saving(node), record.when
-
-    def saving(self, node: Node) -> int:
-        return self.rates.saving(node.start * self.unit_tokens)
+    def in_tier(self, rates: Rates) -> TierOrder:
+        """The order of a tier with other rates, which learns what this one learns."""
+        return TierOrder(self, rates)
 
     def record(self, node: Node) -> _Record:
         """What the last request through ``node`` left; a node of no finished request is an average one, just used."""
         record = self._records.get(node.id)
         if record is None:
             age = HORIZON if node.last_access <= self._forgotten else 0
-            record = _Record(self.now - age, self._common, (), 0)
+            record = _Record(self._now - age, self._common, (), 0)
         return record
+
+    @property
+    def now(self) -> int:
+        return self._now
 
     @property
     def version(self) -> int:
@@ -123,13 +161,14 @@ class ValueOrder:
             if self._log:
                 self._log[-1][2].append(upper.id)
 
-    def observe(self, end: Node, matched_len: int, output_len: int) -> None:
+    def observe(self, end: Node, matched_len: int, output_len: int, prompt_len: int | None = None) -> None:
         """A request has been served: its sequence ends with ``end``, ``matched_len`` units of it were resident before.
 
         Args:
             output_len: tokens that the model answered with.
+            prompt_len: units of the sequence that were asked; default: all of it, as where answers are not kept.
         """
-        self.now = now = self.now + 1
+        self._now = now = self._now + 1
         for table in self._tables.values():
             table.advance(now)
         self._forget()
@@ -145,7 +184,7 @@ class ValueOrder:
         table = self._table(namespace)
         learns = namespace is None or table is not self._common
         total = end.stop
-        share = min(2, 3 * matched_len // total)
+        share = min(2, 3 * matched_len // (prompt_len or total))
         answer = min(7, ((output_len + 1).bit_length() - 1) // 2)
         if learns:
             table.count_request(total)
@@ -175,14 +214,33 @@ class ValueOrder:
         if salted or len(self._tables) > MAX_NAMESPACES:
             return self._common
         table = self._tables[namespace] = HazardTable()
-        table.advance(self.now)
+        table.advance(self._now)
         return table
 
     def _forget(self) -> None:
         """Drop records that no request renewed for a horizon, so that removed nodes leave nothing behind."""
-        while self._log and self._log[0][0] <= self.now - HORIZON:
+        while self._log and self._log[0][0] <= self._now - HORIZON:
             when, self._forgotten, ids = self._log.popleft()
             for id in ids:
                 record = self._records.get(id)
                 if record is not None and record.when <= when:
                     del self._records[id]
+
+
+class TierOrder(_RatedOrder):
+    """A :class:`ValueOrder` with the rates of another tier."""
+
+    def __init__(self, learned: ValueOrder, rates: Rates):
+        super().__init__(rates, learned.unit_tokens)
+        self._learned = learned
+
+    @property
+    def now(self) -> int:
+        return self._learned.now
+
+    @property
+    def version(self) -> int:
+        return self._learned.version
+
+    def record(self, node: Node) -> _Record:
+        return self._learned.record(node)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_plt import codec
-from sglang_plt.config import CODECS, ConfigError, PLTConfig, parse_bytes
+from sglang_plt.config import CODECS, POLICIES, ConfigError, PLTConfig, parse_bytes
+from sglang_plt.policy import EVICTION_POLICIES
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}
@@ -99,12 +100,28 @@ def test_codecs_are_those_of_the_codec_package():
     assert PLTConfig().codec in CODECS
 
 
+def test_policies_are_those_that_can_be_made():
+    assert set(POLICIES) == {"value", *EVICTION_POLICIES}
+    assert PLTConfig().policy == POLICIES[0] == "value"
+
+
+def test_defaults_give_way_to_options(tmp_path: Path):
+    path = tmp_path / "plt.json"
+    path.write_text('{"policy": "lfu"}')
+    assert PLTConfig.from_options({}, policy="mru").policy == "mru"
+    assert PLTConfig.from_options({"config": path}, policy="mru").policy == "lfu"
+    assert PLTConfig.from_options({"config": path, "policy": "lru"}, policy="mru").policy == "lru"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
         ("codec", "INT8", "choose one of raw, int8, int4"),
         ("codec", None, "choose one of raw, int8, int4"),
         ("codec", ["raw"], "choose one of raw, int8, int4"),
+        ("policy", "VALUE", "choose one of value, lru, lfu"),
+        ("policy", None, "choose one of value, lru, lfu"),
+        ("policy", ["lru"], "choose one of value, lru, lfu"),
         ("cold_bytes", -1, "must be at least 0"),
         ("cold_bytes", 1.0, "must be a whole number"),
         ("cold_bytes", False, "must be a whole number"),
@@ -153,6 +170,7 @@ options = st.fixed_dictionaries(
     {},
     optional={
         "codec": st.sampled_from(CODECS),
+        "policy": st.sampled_from(POLICIES),
         "cold_bytes": st.none() | st.integers(0, 2**50),
         "cold_fraction": st.floats(0, 1000),
         "restore_threshold": st.integers(1, 10**6),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sglang_plt.blocks import Block, View, split_views
 from sglang_plt.keys import Key
 from sglang_plt.policy import EVICTION_POLICIES, EvictionQueue, make_order
-from sglang_plt.trie import Trie
+from sglang_plt.trie import Trie, chain
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -111,6 +111,18 @@ def test_split_views_keeps_bytes_and_counts_references():
     assert (block.refs, other.refs) == (2, 1)
 
 
+def test_splits_are_told_to_all_that_listen():
+    heard: list = []
+    first, second = (lambda *split, n=n: heard.append((n, split)) for n in (1, 2))
+    assert chain(None, None) is None
+    assert chain(None, first) is first
+    trie = Trie(1, make_order("lru"))
+    trie.on_split = chain(first, None, second)
+    node = insert(trie, [1, 2, 3, 4])[1]
+    upper = trie.split(node, 3)
+    assert heard == [(1, (upper, node, 3)), (2, (upper, node, 3))]
+
+
 def test_split_keeps_statistics_and_order():
     trie = Trie(1, make_order("lfu"))
     insert(trie, [1, 2, 3, 4], priority=2)
@@ -134,7 +146,7 @@ def test_queue_is_a_sorted_list(name, data):
         node = data.draw(st.sampled_from(nodes))
         trie.match(node.key)
     expected = sorted(nodes, key=lambda node: (order(node), node.id))
-    assert trie.hot_queue.frontier(10**9) == expected
+    assert trie.in_line(trie.hot_queue, 10**9) == expected
     for node in expected:
         assert trie.hot_queue.peek() is node
         trie.clear_hot(node)
@@ -164,7 +176,7 @@ def test_slru_takes_its_threshold():
     for _ in range(3):
         old = insert(trie, [1, 1])[1]
     young = insert(trie, [2, 2])[1]
-    assert trie.hot_queue.frontier(99) == [young, old]
+    assert trie.in_line(trie.hot_queue, 99) == [young, old]
 
 
 def test_needs_no_torch():

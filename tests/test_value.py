@@ -13,7 +13,7 @@ from sglang_plt import hazard, lanes, value
 from sglang_plt.hazard import BOUNDS, HORIZON, ONE, HazardTable, bracket_of, indices_of
 from sglang_plt.keys import Key
 from sglang_plt.lanes import LaneQueue
-from sglang_plt.policy import EvictionQueue, make_order
+from sglang_plt.policy import EvictionQueue, make_order, make_queue
 from sglang_plt.trie import Trie
 from sglang_plt.value import MAX_NAMESPACES, Rates, ValueOrder
 
@@ -177,21 +177,75 @@ def test_queue_is_its_slow_twin():
         trie.check()
 
 
-def test_frontier_is_what_eviction_takes_and_changes_nothing():
+def test_what_is_in_line_is_what_eviction_takes_and_nothing_changes():
     trie, order = make_trie()
     for tokens, output in random_requests(4, 200):
         serve(trie, order, tokens, output)
-    frontier = trie.hot_queue.frontier(40)
-    assert frontier == trie.hot_queue.frontier(40)
+    frontier = trie.in_line(trie.hot_queue, 40)
+    assert frontier == trie.in_line(trie.hot_queue, 40)
     assert sum(map(len, frontier[:-1])) < 40 <= sum(map(len, frontier))
     assert trie.hot_queue.peek() is frontier[0]
     trie.check()
 
 
-def test_the_constructor_gives_the_queue_of_the_order():
-    assert isinstance(EvictionQueue(make_order("value")), LaneQueue)
-    assert type(EvictionQueue(make_order("lru"))) is EvictionQueue
-    with pytest.raises(ValueError, match="not supported"):
+@pytest.mark.parametrize("name", ["value", "lru", "lfu"])
+def test_eviction_takes_what_is_in_line_with_parents(name):
+    order = make_order(name)
+    trie = Trie(1, order)
+    trie.on_split = getattr(order, "on_split", None)
+    for tokens, output in random_requests(6, 150):
+        matched, end = insert(trie, tokens)
+        if name == "value":
+            order.observe(end, matched, output)
+    locked = max(trie.nodes(), key=lambda node: node.stop)
+    trie.lock(locked)
+    line = trie.in_line(trie.hot_queue, 10**9)
+    assert sum(map(len, line)) == trie.evictable_tokens
+    for node in line:
+        assert trie.hot_queue.peek() is node
+        trie.clear_hot(node)
+        trie.check()
+    assert trie.hot_queue.peek() is None
+
+
+def test_a_node_without_a_record_ages_in_the_queue():
+    """Planning and tidying up are no use of it."""
+    trie, order = make_trie()
+    _, aborted = insert(trie, [9, 9])
+    queue = trie.hot_queue
+    for number in range(300):
+        serve(trie, order, [7, number])
+        trie.in_line(queue, 10**9)
+        if number % 50 == 0:
+            queue._tidy()
+    (entry,) = (entry for lane in queue._lanes.values() for entry in lane.oldest if entry[4] is aborted)
+    assert entry[0] == 0
+
+
+def test_tiers_share_statistics():
+    trie, order = make_trie(prefill_ns=100)
+    lower = order.in_tier(Rates(prefill_ns=100, attention_ns=1000))
+    node = serve(trie, order, [1, 2, 3])
+    assert (lower.now, lower.version, lower.record(node)) == (order.now, order.version, order.record(node))
+    assert lower(node)[1] == order(node)[1] == 1
+    queue = lower.make_queue()
+    assert order.record(node).when == 1, "only the order that learns forgets"
+    assert queue.peek() is None
+
+
+def test_the_share_is_that_of_the_prompt():
+    for prompt, share in ((None, 0), (6, 1), (3, 2)):
+        trie, order = make_trie()
+        end = insert(trie, range(10))[1]
+        order.observe(end, 3, 0, prompt)
+        assert order.record(end).cls[2] == share
+
+
+def test_every_order_has_its_queue():
+    assert isinstance(make_queue(make_order("value")), LaneQueue)
+    assert isinstance(make_queue(ValueOrder().in_tier(Rates())), LaneQueue)
+    assert isinstance(make_queue(make_order("lru")), EvictionQueue)
+    with pytest.raises(ValueError, match="does not take the options"):
         make_order("value", {"protected_threshold": 2})
 
 

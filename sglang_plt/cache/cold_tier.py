@@ -5,13 +5,13 @@ No SGLang here: a codec encodes and decodes rows by slot, ``agree_min`` makes te
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from sglang_plt.blocks import BLOCK_TOKENS, Block, BlockState, View
+from sglang_plt.cache.room import choose_victims
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
@@ -97,7 +97,7 @@ class ColdTier:
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
         most = self.store.budget_bytes // (8 * self._row_bytes)
         queued: list[Block] = []
-        for node in self._next_in_line(min(self.config.write_ahead, most)):
+        for node in self.trie.in_line(self.trie.hot_queue, min(self.config.write_ahead, most)):
             if node.views or node.lossy or len(node) > most:
                 continue
             if not self._reserve(node, last_resort=False):
@@ -106,28 +106,10 @@ class ColdTier:
         if queued:
             self.writer.submit(queued)
 
-    def _next_in_line(self, tokens: int) -> list[Node]:
-        """What eviction would take for ``tokens`` slots: leaves, and a parent once all below it is taken."""
-        order = self.trie.order
-        heap = [(order(node), node.id, node) for node in self.trie.hot_queue.frontier(tokens)]
-        heapq.heapify(heap)
-        taken: list[Node] = []
-        taken_below: dict[int, int] = {}
-        while heap and tokens > 0:
-            node = heapq.heappop(heap)[2]
-            taken.append(node)
-            tokens -= len(node)
-            parent = node.parent
-            assert parent is not None
-            taken_below[parent.id] = taken_below.get(parent.id, 0) + 1
-            if parent.parent is not None and not parent.lock_count and taken_below[parent.id] == parent.hot_children:
-                heapq.heappush(heap, (order(parent), parent.id, parent))
-        return taken
-
     def _reserve(self, node: Node, *, last_resort: bool) -> bool:
         """Give a hot node blocks in state QUEUED; False when the store cannot make room.
 
-        ``last_resort`` gives up the copies of other hot nodes too, once no cold node is left to drop.
+        ``last_resort`` gives up the copies of other hot nodes too, where all cold nodes are not enough.
         """
         assert self.codec is not None
         shapes = []
@@ -135,7 +117,7 @@ class ColdTier:
             rows = min(BLOCK_TOKENS, len(node) - start)
             shapes.append((start, rows, self.codec.num_bytes(rows, node.start + start)))
         num_bytes = sum(size for _, _, size in shapes)
-        if not (self._drop_cold_until_free(num_bytes) or (last_resort and self._drop_copies_until_free(num_bytes))):
+        if not self._make_room(num_bytes, copies=last_resort):
             return False
         views = [
             self.store.add(rows, size, node.start + start, node.slots[start : start + rows])
@@ -145,29 +127,20 @@ class ColdTier:
         self._log("write", node=node.id, tokens=len(node))
         return True
 
-    def _drop_cold_until_free(self, num_bytes: int) -> bool:
-        """Drop cold leaves in eviction order until ``num_bytes`` are free; False when they are not enough."""
-        if num_bytes > self.store.budget_bytes:
-            return False
-        while self.store.free_bytes < num_bytes:
-            victim = self.trie.cold_queue.peek()
-            if victim is None:
-                return False
-            self._drop_cold(victim)
-        return True
-
-    def _drop_copies_until_free(self, num_bytes: int) -> bool:
-        """Free the blocks of hot nodes, those last in line for eviction first: nothing is lost but the head start."""
-        if num_bytes > self.store.budget_bytes:
-            return False
-        copies = [node for node in self.trie.nodes() if node.hot and node.views and not (node.lossy or node.pin_count)]
-        for node in sorted(copies, key=lambda node: (node.last_access, node.id), reverse=True):
-            if self.store.free_bytes >= num_bytes:
-                break
-            self._finish_reads(node.views)
-            self.store.release(self.trie.clear_views(node))
-            self._log("drop_copy", node=node.id, tokens=len(node))
-        return self.store.free_bytes >= num_bytes
+    def _make_room(self, num_bytes: int, *, copies: bool) -> bool:
+        """Free ``num_bytes`` of the store, or nothing; arguments as of :func:`choose_victims`."""
+        shortage = num_bytes - self.store.free_bytes
+        if shortage <= 0 or num_bytes > self.store.budget_bytes:
+            return shortage <= 0
+        victims = choose_victims(self.trie, shortage, copies=copies)
+        for node in victims:
+            if node.hot:
+                self._finish_reads(node.views)
+                self.store.release(self.trie.clear_views(node))
+                self._log("drop_copy", node=node.id, tokens=len(node))
+            else:
+                self._drop_cold(node)
+        return bool(victims)
 
     def _finish_reads(self, views: list[View]) -> None:
         """Let no block that stays, or that is in work, read slots that its node may lose from now on."""

@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import split_node_hash_value
 
 from sglang_plt.keys import Key
-from sglang_plt.trie import Node, Trie
+from sglang_plt.trie import Node, OnSplit
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -43,9 +43,13 @@ class _EventNode:
 
 
 class TrieEvents:
-    """Feeds SGLang's :class:`KVCacheEventRecorder` from a trie; device placement only."""
+    """Feeds SGLang's :class:`KVCacheEventRecorder` from a trie; device placement only.
 
-    def __init__(self, params: CacheInitParams, trie: Trie):
+    Attributes:
+        on_split: what the trie has to call, or None.
+    """
+
+    def __init__(self, params: CacheInitParams):
         self.recorder = KVCacheEventRecorder(
             enabled=params.enable_kv_cache_events and not params.disable,
             page_size=params.page_size,
@@ -53,8 +57,7 @@ class TrieEvents:
             lora_names=params.kv_event_lora_names,
         )
         self._page_size = params.page_size
-        if self.recorder.enabled:
-            trie.on_split = self._split
+        self.on_split: OnSplit | None = self._split if self.recorder.enabled else None
 
     def stored(self, node: Node) -> None:
         if self.recorder.enabled:

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
-    BasePrefixCache,
-    DecLockRefParams,
-    DecLockRefResult,
     EvictParams,
     EvictResult,
-    IncLockRefResult,
     InitLoadBackParams,
     InsertParams,
     InsertResult,
@@ -27,31 +23,32 @@ from sglang_plt.cache.events import TrieEvents
 from sglang_plt.cache.load_back import LoadBack
 from sglang_plt.cache.metrics import CacheMetrics
 from sglang_plt.cache.model_bits import model_bits
+from sglang_plt.cache.policy import CachePolicy, TierRates
 from sglang_plt.cache.stats import CacheStats
+from sglang_plt.cache.trie_cache import TrieCache
 from sglang_plt.clusters import Clusters
 from sglang_plt.config import PLTConfig
 from sglang_plt.keys import Key, make_namespace
-from sglang_plt.policy import make_order
-from sglang_plt.trie import Node, Trie
+from sglang_plt.trie import Node, Trie, chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
 
 
-class PLTRadixCache(BasePrefixCache):
-    """Drop-in for SGLang's radix caches; node handles are :class:`sglang_plt.trie.Node`.
+class PLTRadixCache(TrieCache):
+    """Drop-in for SGLang's radix caches.
 
     Args:
-        params: pools, page size and policy as SGLang builds them.
-        config: options of the cold tier.
+        params: pools, page size and options of the policy as SGLang builds them.
+        config: our options; the policy is that of ``config``, whatever ``params`` says.
         codec: encodes and decodes rows of the pool; None is a cache without a cold tier.
         budget_bytes: bytes of the cold tier on this rank.
         rank: tensor-parallel rank, for logs and metrics.
         agree_min: smallest of an integer over all ranks; needed where ranks hold different rows.
+        rates: what tokens cost, the same on all ranks; for the policy ``value``.
     """
 
     def __init__(
@@ -64,23 +61,19 @@ class PLTRadixCache(BasePrefixCache):
         rank: int = 0,
         agree_min: Callable[[int], int] = lambda value: value,
         background: bool = True,
+        rates: TierRates | None = None,
     ):
         self.config = config or PLTConfig()
-        self.disable = params.disable
-        self.req_to_token_pool = params.req_to_token_pool
-        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
-        self.page_size = params.page_size
-        self.is_eagle = params.is_eagle
-        device = getattr(self.token_to_kv_pool_allocator, "device", "cpu")
-        self.device = torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu")
-        self._no_slots = torch.empty((0,), dtype=torch.int64, device=self.device)
-
-        self.trie = Trie(self.page_size, make_order(params.eviction_policy, params.eviction_policy_config))
+        self.decisions = DecisionLog(self.config.decision_log, rank)
+        self.policy = CachePolicy(
+            self.config.policy, params.eviction_policy_config, rates, params.page_size, self.decisions.record
+        )
+        super().__init__(params, Trie(params.page_size, self.policy.order, self.policy.lower_order))
         self.clusters = Clusters(self.trie, self.config.delta_threshold)
         self.stats = CacheStats()
-        self.decisions = DecisionLog(self.config.decision_log, rank)
-        self.events = TrieEvents(params, self.trie)
+        self.events = TrieEvents(params)
         self.kv_events = self.events.recorder
+        self.trie.on_split = chain(self.events.on_split, self.policy.on_split)
         self.cold = ColdTier(
             self.trie,
             codec,
@@ -114,17 +107,7 @@ class PLTRadixCache(BasePrefixCache):
         self.cold.writer.close()
         self.decisions.close()
 
-    def supports_prefix_sharing(self) -> bool:
-        return not self.disable
-
     # -- match ----------------------------------------------------------------------------------------------------
-
-    def _key(self, key: RadixKey) -> Key:
-        namespace = make_namespace(key.extra_key, key.cache_salt)
-        bigram, length = self.is_eagle or key.is_bigram, key.limit
-        if bigram and length is not None:
-            length -= 1  # a limit caps raw tokens, of which bigrams need one more than they count
-        return Key(key.token_ids, namespace, bigram, length)
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Longest prefix held hot, and behind it what a restore can bring back (reported as a host hit).
@@ -137,11 +120,12 @@ class PLTRadixCache(BasePrefixCache):
         if self.disable:
             return MatchResult(0, self.root_node, self.root_node, self.root_node)
         hot, last = self.trie.match(self._key(params.key))
-        hot_len = hot.stop
-        cold_len = last.stop - hot_len if last is not hot else 0
+        hot_len, resident_len = hot.stop, last.stop
+        cold_len = resident_len - hot_len
         if cold_len < self.config.restore_threshold:
             last, cold_len = hot, 0
         if req is not None:
+            self.policy.matched(req, resident_len)
             self.stats.matched_hot_tokens += hot_len
             self.stats.matched_cold_tokens += cold_len
             self.decisions.record("match", hot=hot_len, cold=cold_len)
@@ -149,10 +133,6 @@ class PLTRadixCache(BasePrefixCache):
                 self.load_back.pin(last)
         # device_prefix_len, last_device_node, last_host_node, best_match_node, host_hit_length; by position for speed
         return MatchResult(hot_len, hot, hot, last, cold_len, full_kv_hit_length=hot_len + cold_len)
-
-    def touch_prefix(self, key: RadixKey) -> None:
-        if not self.disable:
-            self.trie.match(self._key(key))
 
     # -- restore --------------------------------------------------------------------------------------------------
 
@@ -168,16 +148,6 @@ class PLTRadixCache(BasePrefixCache):
         if restored:
             return params.host_hit_length, last
         return 0, params.req.last_node if params.req is not None else self.load_back.last_hot(last)
-
-    def _allocate(self, num_tokens: int) -> torch.Tensor | None:
-        allocator = self.token_to_kv_pool_allocator
-        shortfall = num_tokens - allocator.available_size()
-        if shortfall > 0:
-            self.evict(EvictParams(num_tokens=shortfall))
-        return allocator.alloc(num_tokens)
-
-    def _free(self, slots: torch.Tensor) -> None:
-        self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
 
     # -- insert ---------------------------------------------------------------------------------------------------
 
@@ -245,28 +215,16 @@ class PLTRadixCache(BasePrefixCache):
             prompt = Key(key.tokens, key.namespace, key.bigram, prompt_len)
             self.trie.insert(prompt, _never, priority=priority + 1, counted_len=prompt_len)
 
-    def _slots_between(self, node: Node, start: int, stop: int) -> torch.Tensor:
-        """Slots of positions ``[start, stop)`` on the path to ``node``."""
-        parts: list[torch.Tensor] = []
-        walk: Node | None = node
-        while walk is not None and walk.parent is not None and walk.stop > start:
-            if walk.start < stop:
-                parts.append(walk.slots[max(0, start - walk.start) : stop - walk.start])
-            walk = walk.parent
-        parts.reverse()
-        return torch.cat(parts) if parts else self._no_slots
-
-    def path_device_indices(self, node: Node) -> torch.Tensor:
-        return self._slots_between(node, 0, node.stop)
-
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
-        """A request has ended: its rows are evictable now, so write ahead what eviction would take next."""
+        """A request has ended: learn from it, and write ahead what eviction would take next now."""
         if not self.disable:
+            if checkpointed:
+                self.policy.served(req)
             self.cold.write_ahead()
             self.cold.prune_replay()
             self._publish()
 
-    # -- evict and lock -------------------------------------------------------------------------------------------
+    # -- evict ----------------------------------------------------------------------------------------------------
 
     def evict(self, params: EvictParams) -> EvictResult:
         """Free at least ``params.num_tokens`` slots if unlocked nodes hold as many; cold copies stay where they fit."""
@@ -276,6 +234,8 @@ class PLTRadixCache(BasePrefixCache):
         freed: list[torch.Tensor] = []
         num_evicted = 0
         while num_evicted < params.num_tokens and (node := self.trie.hot_queue.peek()) is not None:
+            if spared := self.policy.spares(node, params.num_tokens - num_evicted):
+                self.trie.split(node, spared)  # the node is the lower part from now on
             self.events.removed(node)
             num_evicted += len(node)
             freed.append(self.cold.demote(node))
@@ -287,37 +247,6 @@ class PLTRadixCache(BasePrefixCache):
         self.stats.observe("evict", time.perf_counter() - started)
         self._publish()
         return EvictResult(num_tokens_evicted=num_evicted)
-
-    def inc_lock_ref(self, node: Node) -> IncLockRefResult:
-        if self.disable:
-            return IncLockRefResult(delta=0)
-        return IncLockRefResult(delta=-self.trie.lock(node))
-
-    def dec_lock_ref(self, node: Node, params: DecLockRefParams | None = None) -> DecLockRefResult:
-        if self.disable:
-            return DecLockRefResult(delta=0)
-        return DecLockRefResult(delta=self.trie.unlock(node))
-
-    # -- sizes ----------------------------------------------------------------------------------------------------
-
-    def evictable_size(self) -> int:
-        return self.trie.evictable_tokens
-
-    def protected_size(self) -> int:
-        return self.trie.protected_tokens
-
-    def total_size(self) -> int:
-        return self.trie.evictable_tokens + self.trie.protected_tokens
-
-    def all_values_flatten(self) -> torch.Tensor:
-        """Every slot that the tree owns."""
-        slots = [node.slots for node in self.trie.nodes() if node.hot]
-        return torch.cat(slots) if slots else self._no_slots
-
-    def pretty_print(self) -> None:
-        for node in self.trie.nodes():
-            print(f"{node.start:8d} {node!r} {list(node.key.tokens[:10])}")
-        print(f"#tokens: {self.total_size()}")
 
     def _publish(self) -> None:
         if self.metrics is not None:

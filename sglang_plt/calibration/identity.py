@@ -54,3 +54,15 @@ def default_profile(identity: str, dtype: str, codec: str, tp_size: int = 1, tp_
     """The file of a model's profile in :func:`profile_directory`."""
     rank = f".tp{tp_rank}of{tp_size}" if tp_size > 1 else ""
     return profile_directory() / f"{identity}-{dtype}{rank}.{codec}.safetensors"
+
+
+def find_profile(
+    codec: str, identity: str, dtype: str, where: Path | None = None, tp_size: int = 1, tp_rank: int = 0
+) -> Path | None:
+    """A profile that is there: the file ``where``, or the model's in the directory ``where`` or the default one."""
+    if where is not None and where.is_file():
+        return where
+    file = default_profile(identity, dtype, codec, tp_size, tp_rank)
+    if where is not None:
+        file = where / file.name
+    return file if file.is_file() else None

@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",
     "kl": "sglang_plt.cli.kl",
+    "rate-distortion": "sglang_plt.cli.rate_distortion",
     "simulate": "sglang_plt.cli.simulate",
     "tree": "sglang_plt.cli.tree",
 }

@@ -51,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_plt.calibration.identity import default_profile, model_identity, profile_directory
     from sglang_plt.codec import ProfileInfo
+    from sglang_plt.codec.profile import default_group
     from sglang_plt.quality import QualityError
-    from sglang_plt.quality.calibrate import default_group, fit_profile
+    from sglang_plt.quality.calibrate import fit_profile
     from sglang_plt.quality.collect import Collection, collect
     from sglang_plt.quality.model import ReferenceModel
     from sglang_plt.quality.texts import SOURCES, builtin_windows, file_windows

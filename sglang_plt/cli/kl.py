@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sglang_plt.cli.errors import UserError
-from sglang_plt.config import CODECS
+from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
 NAME = "kl"
@@ -22,7 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
     )
     parser.add_argument(
-        "--codec", nargs="+", choices=(*CODECS, "all"), default=["all"], help="codecs to measure (default: all)"
+        "--codec",
+        nargs="+",
+        choices=(*CODECS, *PROFILED, "all"),
+        default=["all"],
+        help="codecs to measure (default: all that need no profile, or have one)",
+    )
+    parser.add_argument(
+        "--profile", metavar="PATH", type=Path, help="profile, or directory of profiles (default: where servers look)"
+    )
+    parser.add_argument(
+        "--turns", metavar="N", type=int, default=1, help="turns in which the prefix grows, each restored (default: 1)"
     )
     parser.add_argument("--context", metavar="N", type=int, default=1024, help="tokens of the prefix (default: 1024)")
     parser.add_argument(
@@ -36,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name in ("context", "continuation", "windows"):
+    for name in ("context", "continuation", "windows", "turns"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name}={getattr(args, name)} must be at least 1")
     if args.json is not None and not args.json.absolute().parent.is_dir():
@@ -47,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from sglang_plt.quality import QualityError
     from sglang_plt.quality.kl import Sample, measure, rows_of, table
     from sglang_plt.quality.model import ReferenceModel
+    from sglang_plt.quality.profiles import load_profiles
     from sglang_plt.quality.texts import SOURCES, builtin_windows, file_windows
     from sglang_plt.results import write_rows
 
-    codecs = CODECS if "all" in args.codec else tuple(dict.fromkeys(args.codec))
     length = args.context + args.continuation
     try:
         path = args.model_path or ensure_demo_model(DEFAULT_DEMO_MODEL)
@@ -64,6 +74,12 @@ def run(args: argparse.Namespace) -> int:
             windows = builtin_windows(model.tokenizer, args.windows, length)
         else:
             windows = file_windows(model.tokenizer, args.text, args.windows, length)
+        wanted = PROFILED if "all" in args.codec else tuple(name for name in PROFILED if name in args.codec)
+        profiles = load_profiles(path, model, wanted, args.profile)
+        missing = [name for name in wanted if name not in profiles]
+        if missing and "all" not in args.codec:
+            raise UserError(f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate")
+        codecs = (*CODECS, *profiles) if "all" in args.codec else tuple(dict.fromkeys(args.codec))
         keys = "without RoPE" if model.rotary(args.context) is not None else "rotated (its rotary is not understood)"
         _say(f"{path}: float32, keys stored {keys}")
         _say(f"text: {args.text or SOURCES}")
@@ -72,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
             kls = ", ".join(f"{sample.codec} {sample.kl:.2g}" for sample in found)
             _say(f"window {index + 1} of {len(windows)} ({windows[index].kind}): KL {kls}")
 
-        rows = rows_of(measure(model, windows, args.context, codecs, on_window))
-    except (QualityError, DemoModelError) as error:
+        rows = rows_of(measure(model, windows, args.context, codecs, on_window, profiles, args.turns))
+    except (QualityError, DemoModelError, ValueError) as error:
         raise UserError(str(error)) from error
     print(f"prefix of {args.context} tokens through the codec, then {args.continuation} tokens, teacher-forced")
     print(table(rows))

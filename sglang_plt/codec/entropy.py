@@ -9,7 +9,7 @@ codes that are not, which makes decoding several times faster. FORMAT.md is norm
 from __future__ import annotations
 
 import struct
-from decimal import Decimal, localcontext
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
 
 import constriction
@@ -26,6 +26,7 @@ NUM_SPARSE = 11
 
 _LAST_GAP = 255  # of the alphabet of gaps: as many zeros, and go on counting
 _MAX_VALUE = 511
+_DECIMAL = Context(prec=40, rounding=ROUND_HALF_EVEN, Emin=-999999, Emax=999999, clamp=0, flags=[], traps=[])
 _WORD: np.dtype = np.dtype("<u4")
 _HEADER = struct.Struct(f"<{2 + NUM_SPARSE}I")  # ANS words, escapes, nonzero codes of every sparse class
 
@@ -38,7 +39,8 @@ def scale(cls: int) -> Decimal:
 @cache
 def limit(cls: int) -> int:
     """Codes of a class reach from ``-limit`` to ``limit``; what lies outside is an escape."""
-    return min(_MAX_VALUE, int(12 * scale(cls)) + 2)
+    with localcontext(_DECIMAL):
+        return min(_MAX_VALUE, int(12 * scale(cls)) + 2)
 
 
 def frequencies(weights: list[Decimal]) -> np.ndarray:
@@ -62,8 +64,7 @@ def _laplace(cls: int) -> tuple[Decimal, list[Decimal]]:
 @cache
 def value_frequencies(cls: int) -> np.ndarray:
     """Of the codes ``-limit .. limit`` of a class, then of an escape; a sparse class has no zero."""
-    with localcontext() as context:
-        context.prec = 40
+    with localcontext(_DECIMAL):
         zero, tails = _laplace(cls)
         middle = [] if cls < NUM_SPARSE else [zero]
         return frequencies([*reversed(tails), *middle, *tails, Decimal(0)])
@@ -72,8 +73,7 @@ def value_frequencies(cls: int) -> np.ndarray:
 @cache
 def gap_frequencies(cls: int) -> np.ndarray:
     """Of 0 .. 254 zeros in front of a code that is not zero, then of 255 zeros and more to come."""
-    with localcontext() as context:
-        context.prec = 40
+    with localcontext(_DECIMAL):
         zero = _laplace(cls)[0]
         return frequencies([*((1 - zero) * zero**gap for gap in range(_LAST_GAP)), zero**_LAST_GAP])
 
@@ -81,7 +81,7 @@ def gap_frequencies(cls: int) -> np.ndarray:
 @cache
 def _model(kind: str, cls: int) -> constriction.stream.model.Categorical:
     counts = value_frequencies(cls) if kind == "value" else gap_frequencies(cls)
-    # powers of two divide exactly: the model sees the integers themselves
+    # a count over a power of two is exact in float32; what constriction makes of it is in FORMAT.md
     return constriction.stream.model.Categorical((counts / (1 << PRECISION)).astype(np.float32), perfect=False)
 
 
@@ -90,12 +90,23 @@ def _costs() -> np.ndarray:
     """``[3, classes]`` bits: of a zero, of a code that is not, and of every unit of its magnitude beyond the first."""
     found = np.zeros((3, NUM_CLASSES))
     found[:, 0] = 0, 1e9, 1e9
-    for cls in range(1, NUM_CLASSES):
-        zero, tails = _laplace(cls)
-        found[0, cls] = -np.log2(float(zero))
-        found[1, cls] = -np.log2(float(tails[0]))
-        found[2, cls] = np.log2(float(tails[0] / tails[1]))
+    with localcontext(_DECIMAL):
+        for cls in range(1, NUM_CLASSES):
+            zero, tails = _laplace(cls)
+            found[0, cls] = -np.log2(float(zero))
+            found[1, cls] = -np.log2(float(tails[0]))
+            found[2, cls] = np.log2(float(tails[0] / tails[1]))
     return found
+
+
+def warm_up() -> None:
+    """Compute the tables of every class, which the first block would wait for otherwise."""
+    _costs()
+    _class_model()
+    for cls in range(1, NUM_CLASSES):
+        _model("value", cls)
+        if cls < NUM_SPARSE:
+            _model("gap", cls)
 
 
 def choose_classes(codes: np.ndarray) -> np.ndarray:
@@ -139,9 +150,16 @@ class _Escapes:
         outside = symbols == len(value_frequencies(cls)) - 1
         count = int(np.count_nonzero(outside))
         if count:
+            if count > self.left:
+                raise ValueError(f"entropy: {count} escapes are coded, {self.left} are left")
             codes[outside] = self.values[0][self._next : self._next + count]
             self._next += count
         return codes
+
+    @property
+    def left(self) -> int:
+        """Escapes that :meth:`codes` has not used."""
+        return sum(len(values) for values in self.values) - self._next
 
 
 def encode(codes: np.ndarray) -> bytes:
@@ -180,8 +198,10 @@ def decode(data: bytes | memoryview, components: int, rows: int) -> np.ndarray:
     """The codes of one block, int16 ``[components, rows]``.
 
     Raises:
-        ValueError: ``data`` is shorter or longer than it says.
+        ValueError: ``data`` is not what :func:`encode` makes of so many codes.
     """
+    if len(data) < _HEADER.size:
+        raise ValueError(f"entropy: {len(data)} bytes, the header alone has {_HEADER.size}")
     num_words, num_escapes, *nonzero = _HEADER.unpack_from(data)
     if len(data) != _HEADER.size + 4 * num_words + 2 * num_escapes:
         raise ValueError(f"entropy: {len(data)} bytes do not hold {num_words} words and {num_escapes} escapes")
@@ -195,20 +215,21 @@ def decode(data: bytes | memoryview, components: int, rows: int) -> np.ndarray:
         if not len(chosen):
             continue
         if cls < NUM_SPARSE:
-            where = _decode_gaps(coder, cls, nonzero[cls])
+            where = _decode_gaps(coder, cls, nonzero[cls], len(chosen) * BAND * rows)
             values = escapes.codes(coder.decode(_model("value", cls), nonzero[cls]), cls)
             bands[chosen[where // (BAND * rows)], where % (BAND * rows)] = values
         else:
             symbols = coder.decode(_model("value", cls), len(chosen) * BAND * rows)
             bands[chosen] = escapes.codes(symbols, cls).reshape(len(chosen), -1)
+    if escapes.left or not coder.is_empty():
+        raise ValueError(f"entropy: {escapes.left} escapes and {coder.num_words()} words are left over")
     return bands.reshape(components, rows)
 
 
 @cache
 def _class_model() -> constriction.stream.model.Categorical:
     """Of the difference to the class of the band before, modulo the number of classes; small ones are likely."""
-    with localcontext() as context:
-        context.prec = 40
+    with localcontext(_DECIMAL):
         distances = [min(step, NUM_CLASSES - step) for step in range(NUM_CLASSES)]
         counts = frequencies([Decimal(2) ** -distance for distance in distances])
     return constriction.stream.model.Categorical((counts / (1 << PRECISION)).astype(np.float32), perfect=False)
@@ -230,15 +251,21 @@ def _gap_symbols(where: np.ndarray) -> np.ndarray:
     return symbols
 
 
-def _decode_gaps(coder: constriction.stream.stack.AnsCoder, cls: int, count: int) -> np.ndarray:
-    """Positions of ``count`` codes: symbols are read until so many gaps have ended."""
+def _decode_gaps(coder: constriction.stream.stack.AnsCoder, cls: int, count: int, size: int) -> np.ndarray:
+    """Positions below ``size`` of ``count`` codes: symbols are read until so many gaps have ended."""
     model = _model("gap", cls)
     parts: list[np.ndarray] = []
-    missing = count
-    while missing:
+    missing, end = count, 0
+    while missing and count <= size:
         symbols = coder.decode(model, missing)
         parts.append(symbols)
-        missing -= int(np.count_nonzero(symbols != _LAST_GAP))
+        ended = int(np.count_nonzero(symbols != _LAST_GAP))
+        missing -= ended
+        end += int(symbols.sum(dtype=np.int64)) + ended
+        if end > size:  # damaged: without this check the loop could go on for as long as the data does
+            break
+    if missing or end > size:
+        raise ValueError(f"entropy: {count} codes do not fit the {size} of class {cls}")
     if not parts:
         return np.empty(0, np.int64)
     symbols = np.concatenate(parts)

@@ -44,6 +44,10 @@ class Packing(ABC):
         """
 
     @abstractmethod
+    def warm_up(self) -> None:
+        """Compile and compute what the first block would wait for."""
+
+    @abstractmethod
     def dequantise(self, stored: Any, start: int, stop: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``start .. stop`` of the components that are not zero throughout: values and which they are.
 
@@ -78,6 +82,9 @@ class Entropy(Packing):
         stored = stored[:, start:stop]
         used = np.flatnonzero(stored.any(axis=1))
         return torch.from_numpy(stored[used]).to(device).float().T, torch.from_numpy(used).to(device)
+
+    def warm_up(self) -> None:
+        entropy.warm_up()
 
 
 class Fixed(Packing):
@@ -123,6 +130,8 @@ class Fixed(Packing):
         if len(packed) != packed_bytes(bits, rows) or bits.max(initial=0) > MAX_WIDTH:
             raise ValueError(f"fixed: {len(packed)} bytes of codes, the widths say {packed_bytes(bits, rows)}")
         where, values = _positions(gaps, values)
+        if where.size and where[-1] >= total * rows * BAND:
+            raise ValueError(f"fixed: an outlier at {where[-1]}, there are {total * rows * BAND} components")
         found, first, begin = [], 0, 0
         for number in numbers:
             end = begin + packed_bytes(bits[first : first + number], rows)
@@ -141,6 +150,12 @@ class Fixed(Packing):
         used[stored.where // (stored.rows * BAND)] = True
         values = decode_bands(stored, start, stop, np.flatnonzero(used))
         return torch.from_numpy(values).to(device), torch.from_numpy(np.flatnonzero(used.repeat(BAND))).to(device)
+
+    def warm_up(self) -> None:
+        # fresh codes can be written to, those of a block cannot: both variants of the decoder
+        stored, _ = self.quantise(torch.ones(2, BAND))
+        for bands in (stored, *self.unpack(memoryview(self.pack([stored])), [BAND], 2)):
+            self.dequantise(bands, 0, 2, torch.device("cpu"))
 
 
 def _gaps(where: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,8 @@ from sglang_plt.codec.rows import RowLayout
 PROFILE_FORMAT = 1
 _KEY = "sglang_plt"
 _TOP = 127
+_WIDE = 512
+"""Rows of more channels than this take a transform a layer: joint ones grow with the square of what they span."""
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
 
@@ -34,6 +36,11 @@ class ProfileError(ValueError):
 def unit_layers(num_layers: int, group: int) -> list[range]:
     """The layers of every unit: ``group`` neighbours share a transform, the last unit may have fewer."""
     return [range(first, min(first + group, num_layers)) for first in range(0, num_layers, group)]
+
+
+def default_group(layout: RowLayout, codec: str = "dense") -> int:
+    """Layers of a unit: 3 for ``dense`` on narrow rows, where it saves a fifth of the bits, else 1 for speed."""
+    return 3 if codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE else 1
 
 
 @dataclass(frozen=True)

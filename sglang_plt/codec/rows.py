@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_plt.codec.rope import Rotary
+
 EXACT_TOKENS = 4
 """The first tokens of a sequence (attention sinks) that every codec keeps bit for bit."""
 
@@ -37,3 +39,20 @@ class PoolRows:
     @property
     def device(self) -> torch.device:
         return self.keys[0].device
+
+
+def layer_rows(pool: PoolRows, rotary: Rotary | None, slots: torch.Tensor, position: int) -> list[torch.Tensor]:
+    """Rows of every layer, float32 ``[n, width]``: keys, without their rotation where that is known, then values.
+
+    Args:
+        slots: int64 ``[n]``, pool rows of consecutive tokens, on the pool's device.
+        position: of the first.
+    """
+    positions = torch.arange(position, position + len(slots), device=slots.device)
+    found = []
+    for keys, values in zip(pool.keys, pool.values, strict=True):
+        key = keys[slots].float()
+        if rotary is not None:
+            key = rotary.undo(key, positions)
+        found.append(torch.cat((key.flatten(1), values[slots].float().flatten(1)), 1))
+    return found

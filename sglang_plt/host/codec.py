@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from sglang.version import __version__ as sglang_version
 
-from sglang_plt.codec import make_codec
+from sglang_plt.calibration.learn import SelfCalibration
+from sglang_plt.codec import PROFILED, Codec, Profile, make_codec
 from sglang_plt.codec.base import exact_rows
-from sglang_plt.codec.block import block_bytes, decode_block, encode_block, fingerprint
+from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, block_limit, decode_block, encode_block, fingerprint
+from sglang_plt.codec.rows import layer_rows
 from sglang_plt.host.pool import pool_rows
+from sglang_plt.host.profiles import locate_profile, profile_info
 from sglang_plt.host.rotary import find_rotary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sglang.srt.mem_cache.memory_pool import KVCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 logger = logging.getLogger(__name__)
 
+FALLBACK = "int8"
+"""Stores rows until there is a profile."""
+
 
 class PoolCodec:
     """Implements :class:`sglang_plt.cache.cold_tier.RowCodec` for the pool of ``context``'s model.
 
+    A codec that needs a profile takes the one on disk; without it, blocks are stored as ``int8`` while one is learned
+    from their rows (:class:`SelfCalibration`), then it takes over. Blocks say what they are, so old ones stay good.
+
+    Args:
+        profile: file or directory to look for a profile in; None is the default directory.
+
     Raises:
         UnsupportedPool: the pool is not one that a codec can read.
+        ProfileError: there is a profile, but not of this model.
         ValueError: the codec does not take the pool's dtype or shape.
     """
 
-    def __init__(self, name: str, pool: KVCache, context: TreeCacheBuildContext):
-        rows = pool_rows(pool)
-        layout = rows.layout
+    def __init__(self, name: str, pool: KVCache, context: TreeCacheBuildContext, profile: Path | None = None):
+        self._rows = pool_rows(pool)
+        layout = self._rows.layout
         model = context.tp_worker.model_runner.model
-        rotary = None if name == "raw" else find_rotary(model, layout.head_dim, layout.dtype)
-        self._codec = make_codec(name, rows, rotary)
-        self._codec.warm_up()
-        self._device = rows.device
+        self._rotary = None if name == "raw" else find_rotary(model, layout.head_dim, layout.dtype)
+        self._name = name
+        self._learning: SelfCalibration | None = None
+        self._codecs: dict[tuple[str, int], Codec] = {}
+        self._current = self._use(self._first(context, profile))
+        self._device = self._rows.device
         self._forward_stream = getattr(context.tp_worker.model_runner, "forward_stream", None)
         self._fingerprint = fingerprint(
             sglang_version,
@@ -50,21 +68,85 @@ class PoolCodec:
         self.lossless = name == "raw"
         self.pool_bytes = layout.row_bytes * pool.size
 
+    def _first(self, context: TreeCacheBuildContext, where: Path | None) -> Codec:
+        """What stores the first blocks."""
+        if self._name not in PROFILED:
+            return make_codec(self._name, self._rows, self._rotary)
+        info = profile_info(self._name.removesuffix("-tight"), self._rows.layout, self._rotary is None, context)
+        found = locate_profile(info, self._rows.layout, where)
+        if found is not None:
+            return self._make(found)
+        fallback = make_codec(FALLBACK, self._rows, self._rotary)
+        try:
+            self._learning = SelfCalibration(info)
+        except ValueError as error:
+            logger.warning(
+                "PLT cache: no profile for codec %s, and none is learned (%s): blocks are stored as %s; make one with "
+                "sglang-plt calibrate",
+                self._name,
+                error,
+                FALLBACK,
+            )
+        return fallback
+
+    def _make(self, profile: Profile) -> Codec:
+        return make_codec(self._name, self._rows, self._rotary, profile)
+
+    def _use(self, codec: Codec) -> Codec:
+        codec.warm_up()
+        self._codecs[codec.name, codec.profile_id] = codec
+        return codec
+
     def describe(self) -> str:
-        """Name, and how keys are stored."""
-        keys = "rotated keys" if self._codec.stores_rotated_keys else "keys without RoPE"
-        return f"{self._codec.name}/{self._codec.version} ({keys})"
+        """Name, how keys are stored, and where the profile stands."""
+        codec = self._current
+        keys = "rotated keys" if codec.stores_rotated_keys else "keys without RoPE"
+        text = f"{codec.name}/{codec.version} ({keys}"
+        if codec.profile_id:
+            text += f", profile {codec.profile_id:016x}"
+        if self._learning is not None:
+            text += f"; {self._name} after {self._learning.rows_wanted} tokens"
+        return text + ")"
+
+    @property
+    def fixed_size(self) -> bool:
+        """True when :meth:`num_bytes` is exact."""
+        return self._current.fixed_size
 
     def num_bytes(self, num_rows: int, position: int) -> int:
-        return block_bytes(self._codec, num_rows, exact_rows(position, num_rows))
+        """Most bytes of a block, a function of integers alone."""
+        return block_limit(self._current, num_rows, exact_rows(position, num_rows))
 
-    def encode(self, slots: torch.Tensor, position: int) -> np.ndarray:
+    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> np.ndarray:
+        """Encode rows; with ``teaches`` their second moments may go into a profile."""
         self._after_forward_pass()
-        return encode_block(self._codec, self._fingerprint, slots, position)
+        if teaches and self._learning is not None and self._learning.wants_rows:
+            kept = exact_rows(position, len(slots))
+            self._learning.add(layer_rows(self._rows, self._rotary, slots[kept:], position + kept))
+        return encode_block(self._current, self._fingerprint, slots, position)
 
     def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
+        """Rebuild rows of a block of any codec that was in use."""
         self._after_forward_pass()
-        decode_block(self._codec, self._fingerprint, data, start, stop, slots, position)
+        codec = self._current
+        if len(data) >= HEADER_BYTES:
+            header = BlockHeader.unpack(data)
+            name = header.codec.rstrip(b"\0").decode("ascii", "replace")
+            codec = self._codecs.get((name, header.profile), codec)
+        decode_block(codec, self._fingerprint, data, start, stop, slots, position)
+
+    def advance(self, agree_min: Callable[[int], int]) -> bool:
+        """Take the learned profile into use once every rank has its own; every rank must call it at the same step."""
+        learning = self._learning
+        if learning is None or not agree_min(int(learning.ready)):
+            return False
+        self._learning = None
+        if not agree_min(int(learning.profile is not None)):
+            return False
+        assert learning.profile is not None
+        self._current = self._use(self._make(learning.profile))
+        logger.info("PLT cache: learned a profile, new blocks are stored as %s", self.describe())
+        return True
 
     def _after_forward_pass(self) -> None:
         """Order our stream behind the forward pass in flight.

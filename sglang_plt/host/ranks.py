@@ -23,3 +23,17 @@ def make_agree_min(group: Any) -> Callable[[int], int]:
         return int(tensor.item())
 
     return agree
+
+
+def from_rank_0(group: Any, measure: Callable[[], tuple[int, ...]], count: int) -> tuple[int, ...]:
+    """``count`` integers that rank 0 of a CPU process group measures, on every rank.
+
+    What is measured differs from rank to rank, and decisions must not. Every rank must call it.
+    """
+    if group is None or torch.distributed.get_world_size(group) == 1:
+        return measure()
+    tensor = torch.zeros(count, dtype=torch.int64)
+    if torch.distributed.get_rank(group) == 0:
+        tensor = torch.tensor(measure(), dtype=torch.int64)
+    torch.distributed.broadcast(tensor, group=group, group_src=0)
+    return tuple(tensor.tolist())

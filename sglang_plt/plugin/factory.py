@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from sglang_plt.config import ConfigError, PLTConfig
-from sglang_plt.plugin.options import check_hooks, options_of
+from sglang_plt.blocks import BLOCK_TOKENS
+from sglang_plt.config import ConfigError
+from sglang_plt.plugin.options import check_hooks, config_of
 from sglang_plt.plugin.refusals import check_flags, check_model
 from sglang_plt.plugin.seams import check_seams
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
+    from sglang_plt.cache.policy import TierRates
     from sglang_plt.host.codec import PoolCodec
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,8 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     """
     check_seams()
     check_hooks()
-    config = PLTConfig.from_options(options_of(context.server_args))
+    config = config_of(context.server_args)
+    assert config is not None, "the registry calls this for --radix-cache plt only"
     check_flags(context.server_args, config)
     check_model(context)
 
@@ -46,6 +49,10 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         codec = PoolCodec(config.codec, pool, context)
         budget = config.budget_bytes(codec.pool_bytes)
         _check_budget(budget, codec, params.page_size, context.tp_size)
+    policy, rates = config.policy, None
+    if policy == "value":
+        rates, costs = _measure_rates(context, codec)
+        policy += f" ({costs})"
     cache = PLTRadixCache(
         params,
         config,
@@ -53,6 +60,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         budget,
         rank=context.tp_rank,
         agree_min=make_agree_min(params.tp_cache_group),
+        rates=rates,
     )
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "
@@ -61,7 +69,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         budget,
         budget / codec.pool_bytes if codec is not None else 0.0,
         params.page_size,
-        params.eviction_policy,
+        policy,
         config.restore_threshold,
         config.write_ahead,
         config.replay_tokens,
@@ -69,6 +77,31 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         f" decision_log={config.decision_log}" if config.decision_log else "",
     )
     return cache
+
+
+def _measure_rates(context: TreeCacheBuildContext, codec: PoolCodec | None) -> tuple[TierRates, str]:
+    """Rates of both tiers, those of rank 0 on every rank, and what they were made of in words."""
+    from sglang_plt.cache.policy import TierRates
+    from sglang_plt.host.ranks import from_rank_0
+    from sglang_plt.host.rates import Costs, measure_costs
+
+    model, params = context.model_config, context.params
+    pool = params.token_to_kv_pool_allocator.get_kvcache()
+    costs = Costs(
+        *from_rank_0(
+            params.tp_cache_group,
+            lambda: measure_costs(model.hf_text_config, context.tp_size, model.dtype, pool, codec),
+            len(Costs._fields),
+        )
+    )
+    text = f"a token: prefill {costs.prefill_ns} ns + {costs.attention_ns} ns for each 1024 before it"
+    if codec is None:
+        return TierRates.of(costs.prefill_ns, costs.attention_ns), text
+    row_bytes = codec.pool_bytes // pool.size
+    block_bytes = codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS
+    return TierRates.of(*costs, row_bytes, block_bytes), (
+        f"{text}, restore {costs.restore_ns} ns, {row_bytes} bytes hot, {block_bytes} cold"
+    )
 
 
 def _check_budget(budget: int, codec: PoolCodec, page_size: int, tp_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_plt.config import CODECS, ConfigError, PLTConfig
+from sglang_plt.config import CODECS, POLICIES, ConfigError, PLTConfig
 from sglang_plt.plugin.refusals import check_flags
 from sglang_plt.plugin.seams import SeamError, check_seams, seam_error
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "_plt_options"
 COMMAND_LINE = "_plt_command_line"
+PLAIN_POLICY = "lru"  # SGLang's default
+EXPLICIT = "_radix_eviction_policy_explicitly_set"
 PREFIX = "plt_"
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -75,6 +77,13 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         f"The same budget as a multiple of the bytes of the KV pool (default {default.cold_fraction}).",
     )
     add(
+        "policy",
+        str,
+        "POLICY",
+        f"What goes first, in every tier: {', '.join(POLICIES)} (default {default.policy}). Must not contradict "
+        "--radix-eviction-policy, which decides where only that one is given.",
+    )
+    add(
         "restore-threshold",
         int,
         "TOKENS",
@@ -90,7 +99,8 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "replay-tokens",
         int,
         "TOKENS",
-        f"Keep the keys of this many dropped tokens for their statistics (default {default.replay_tokens}).",
+        f"Keep the keys of this many dropped tokens for their statistics, at 8 bytes each and up to 1 KB a node, on "
+        f"each rank (default {default.replay_tokens}).",
     )
     add(
         "delta-threshold",
@@ -105,7 +115,7 @@ def _after_from_cli_args(record: ServerArgs, cls: type[ServerArgs], args: argpar
     set_options(record, {k[len(PREFIX) :]: v for k, v in vars(args).items() if k.startswith(PREFIX)})
     setattr(record, COMMAND_LINE, True)
     with _one_line(record):
-        _config_of(record)
+        config_of(record)
 
 
 @contextmanager
@@ -127,9 +137,11 @@ class _EngineRecordBuilder:
 
     def __call__(self, **kwargs: Any) -> ServerArgs:
         options = {k[len(PREFIX) :]: kwargs.pop(k) for k in list(kwargs) if k.startswith(PREFIX)}
+        if "radix_eviction_policy" in kwargs and kwargs.get("radix_cache_backend") == "plt":
+            kwargs.setdefault(EXPLICIT, True)  # as SGLang notes for its command line
         record = self._original(**kwargs)
         set_options(record, options)
-        _config_of(record)
+        config_of(record)
         return record
 
 
@@ -143,24 +155,35 @@ def options_of(record: ServerArgs) -> dict[str, Any]:
     return getattr(record, ATTRIBUTE, {})
 
 
-def _config_of(record: ServerArgs) -> PLTConfig | None:
+def config_of(record: ServerArgs) -> PLTConfig | None:
     """The configuration that a record asks for, None where it does not select this cache.
 
+    ``--plt-policy`` names the policy. Where it is not given and ``--radix-eviction-policy`` is, that one does; the
+    default of SGLang's flag says nothing.
+
     Raises:
-        ConfigError: a wrong option, or options without ``--radix-cache plt``.
+        ConfigError: a wrong option, two policies, or options without ``--radix-cache plt``.
     """
     given = options_of(record)
-    if record.radix_cache_backend == "plt":
-        return PLTConfig.from_options(given)
-    if given:
-        flags = ", ".join(f"--plt-{name.replace('_', '-')}" for name in given)
-        raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
-    return None
+    if record.radix_cache_backend != "plt":
+        if given:
+            flags = ", ".join(f"--plt-{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
+        return None
+    theirs = record.radix_eviction_policy.lower()
+    if theirs not in POLICIES or (theirs == PLAIN_POLICY and not getattr(record, EXPLICIT)):
+        return PLTConfig.from_options(given)  # what we do not have is refused with the other flags
+    config = PLTConfig.from_options(given, policy=theirs)
+    if config.policy != theirs:
+        raise ConfigError(
+            f"--plt-policy={config.policy} and --radix-eviction-policy={theirs} contradict each other; drop one of them"
+        )
+    return config
 
 
 def _before_check_server_args(record: ServerArgs) -> None:
     with _one_line(record):
-        config = _config_of(record)
+        config = config_of(record)
         if config is not None:
             check_seams()
             check_hooks()

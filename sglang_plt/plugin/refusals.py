@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_plt.config import ConfigError, PLTConfig
 from sglang_plt.plugin.seams import seam_error
-from sglang_plt.policy import EVICTION_POLICIES
+from sglang_plt.policy import EVICTION_POLICIES, make_order
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -70,7 +70,7 @@ REFUSALS = (
     Refusal(
         "radix_eviction_policy",
         lambda v: str(v).lower() not in EVICTION_POLICIES,
-        f"choose one of {', '.join(EVICTION_POLICIES)}",
+        f"choose one of {', '.join(EVICTION_POLICIES)}, or --plt-policy",
     ),
 )
 
@@ -94,6 +94,14 @@ def check_flags(record: ServerArgs, config: PLTConfig) -> None:
             continue
         if refusal.refused(value):
             raise ConfigError(f"--radix-cache plt cannot be combined with {refusal.flag}={value!r}: {refusal.reason}")
+    policy_options = record.radix_eviction_policy_config
+    try:
+        make_order(config.policy, policy_options)
+    except ValueError:
+        raise ConfigError(
+            f"--radix-eviction-policy-config={policy_options!r} does not fit the policy {config.policy}; drop it, or "
+            "use --plt-policy slru, which takes protected_threshold, a whole number"
+        ) from None
 
 
 def check_model(context: TreeCacheBuildContext) -> None:

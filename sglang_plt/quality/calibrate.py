@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sglang_plt.calibration.fit import step_for
 from sglang_plt.calibration.make import make_profile
-from sglang_plt.codec import Profile, ProfileInfo, RowLayout
+from sglang_plt.codec import Profile, ProfileInfo
 from sglang_plt.quality.collect import CONTINUATION, Collection
 from sglang_plt.quality.kl import measure
 from sglang_plt.quality.model import ReferenceModel
@@ -15,13 +15,6 @@ from sglang_plt.quality.texts import Window
 
 SCALES = {"dense": 1.0, "fast": 0.75}
 """Quantiser steps of equal divergence, in steps of ``dense``; fixed-width levels are coarser for their size."""
-_WIDE = 512
-"""Rows of more channels than this take a transform a layer: joint ones grow with the square of what they span."""
-
-
-def default_group(layout: RowLayout, codec: str = "dense") -> int:
-    """Layers of a unit: 3 for ``dense`` on narrow rows, where it saves a fifth of the bits, else 1 for speed."""
-    return 3 if codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE else 1
 
 
 def fit_profile(

@@ -39,9 +39,17 @@ class Sample:
 
 
 def through_codec(
-    name: str, rows: Rows, rotary: Rotary | None, seed: int = 0, profile: Profile | None = None
+    name: str,
+    rows: Rows,
+    rotary: Rotary | None,
+    seed: int = 0,
+    profile: Profile | None = None,
+    position: int = 0,
 ) -> tuple[Rows, int]:
-    """Encode and decode a prefix as the cache does, in blocks of 256 rows between scattered slots of a pool.
+    """Encode and decode rows as the cache does, in blocks of 256 rows between scattered slots of a pool.
+
+    Args:
+        position: of the first row.
 
     Returns:
         The restored rows, and the bytes of all blocks.
@@ -59,11 +67,30 @@ def through_codec(
     num_bytes = 0
     for start in range(0, num_rows, BLOCK_TOKENS):
         part = slice(start, start + BLOCK_TOKENS)
-        block = encode_block(codec, _FINGERPRINT, source[part], start)
-        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], start)
+        block = encode_block(codec, _FINGERPRINT, source[part], position + start)
+        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], position + start)
         num_bytes += len(block)
     restored = Rows(tuple(key[target] for key in pool.keys), tuple(value[target] for value in pool.values))
     return restored, num_bytes
+
+
+def through_turns(
+    model: ReferenceModel, ids: Sequence[int], turns: int, name: str, rotary: Rotary | None, profile: Profile | None
+) -> tuple[Rows, int]:
+    """A prefix that grew in ``turns`` equal turns, each computed behind the restored rows of those before it.
+
+    Returns:
+        The rows as the last turn leaves them, all demoted and restored, and the bytes of all blocks.
+    """
+    rows: Rows | None = None
+    total = 0
+    for turn in range(turns):
+        begin, end = (len(ids) * number // turns for number in (turn, turn + 1))
+        new = model.prefill(ids[:end]) if rows is None else model.extend(rows, ids[begin:end])
+        restored, num_bytes = through_codec(name, new, rotary, turn, profile, begin)
+        rows, total = (restored if rows is None else rows.followed_by(restored)), total + num_bytes
+    assert rows is not None
+    return rows, total
 
 
 def _scatter(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -91,10 +118,12 @@ def measure(
     codecs: Sequence[str],
     on_window: Callable[[int, list[Sample]], None] = lambda index, samples: None,
     profiles: Mapping[str, Profile] = MappingProxyType({}),
+    turns: int = 1,
 ) -> list[Sample]:
     """Run every codec on every window, whose first ``context`` tokens are the prefix.
 
     Args:
+        turns: in how many turns the prefix grows, each restored before the next.
         on_window: called after each window with its index and its samples.
         profiles: of the codecs that need one, by their names.
     """
@@ -106,7 +135,11 @@ def measure(
         cold = model.continue_from(exact, tail)
         found = []
         for name in codecs:
-            restored, num_bytes = through_codec(name, exact, rotary, index, profiles.get(name))
+            profile = profiles.get(name)
+            if turns > 1:
+                restored, num_bytes = through_turns(model, window.ids[:context], turns, name, rotary, profile)
+            else:
+                restored, num_bytes = through_codec(name, exact, rotary, index, profile)
             kl, top1 = divergence(cold, model.continue_from(restored, tail))
             found.append(Sample(name, window.kind, kl, top1, 8 * num_bytes / exact.num_values))
         samples += found

@@ -31,6 +31,16 @@ class Rows:
         key, value = self.keys[0], self.values[0]
         return RowLayout(len(self.keys), key.shape[1], key.shape[2], value.shape[2], key.dtype)
 
+    def part(self, tokens: slice) -> Rows:
+        """The rows of some of the tokens."""
+        return Rows(tuple(key[tokens] for key in self.keys), tuple(value[tokens] for value in self.values))
+
+    def followed_by(self, other: Rows) -> Rows:
+        """These rows, then ``other``."""
+        pairs = zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True)
+        both = [torch.cat(pair) for pair in pairs]
+        return Rows(tuple(both[: len(self.keys)]), tuple(both[len(self.keys) :]))
+
     def layers(self, rotary: Rotary | None) -> list[torch.Tensor]:
         """Per layer ``[tokens, width]``: keys, their rotation undone where ``rotary`` is known, then values."""
         positions = torch.arange(len(self))
@@ -86,25 +96,31 @@ class ReferenceModel:
     @torch.inference_mode()
     def continue_from(self, rows: Rows, ids: Sequence[int]) -> torch.Tensor:
         """Logits ``[len(ids), vocabulary]`` after each of ``ids``, teacher-forced behind the prefix ``rows``."""
-        return self._continue(rows, ids)
+        return self._continue(rows, ids).logits[0]
+
+    @torch.inference_mode()
+    def extend(self, rows: Rows, ids: Sequence[int]) -> Rows:
+        """The KV of ``ids`` behind the prefix ``rows``, without the prefix."""
+        found = _rows_of(self._continue(rows, ids, logits_to_keep=1).past_key_values, len(rows) + len(ids))
+        return found.part(slice(len(rows), None))
 
     def gradients(self, rows: Rows, ids: Sequence[int], generator: torch.Generator) -> Rows:
         """Gradient, by ``rows``, of the log-probability of tokens drawn from the model, one after each of ``ids``."""
         leaves = Rows(*(tuple(x.clone().requires_grad_() for x in kind) for kind in (rows.keys, rows.values)))
         with torch.enable_grad():
-            logits = self._continue(leaves, ids)
+            logits = self._continue(leaves, ids).logits[0]
             drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
             total = -torch.nn.functional.cross_entropy(logits, drawn, reduction="sum")
             found = torch.autograd.grad(total, [*leaves.keys, *leaves.values])
         return Rows(tuple(found[: len(leaves.keys)]), tuple(found[len(leaves.keys) :]))
 
-    def _continue(self, rows: Rows, ids: Sequence[int]) -> torch.Tensor:
+    def _continue(self, rows: Rows, ids: Sequence[int], **options: Any) -> Any:
         from transformers import DynamicCache
 
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(zip(rows.keys, rows.values, strict=True)):
             cache.update(keys.transpose(0, 1)[None].contiguous(), values.transpose(0, 1)[None].contiguous(), layer)
-        return self._model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
+        return self._model(torch.tensor([ids]), past_key_values=cache, use_cache=True, **options)
 
     @torch.inference_mode()
     def rotary(self, num_positions: int) -> Rotary | None:
@@ -133,14 +149,19 @@ class ReferenceModel:
 
     def _forward(self, ids: Sequence[int], positions: torch.Tensor | None) -> Rows:
         where = {} if positions is None else {"position_ids": positions[None]}
-        cache = self._model(torch.tensor([ids]), use_cache=True, logits_to_keep=1, **where).past_key_values
-        keys, values = [], []
-        for number, layer in enumerate(getattr(cache, "layers", ())):
-            key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
-            if key is None or value is None or key.ndim != 4 or key.shape[2] != len(ids):
-                raise QualityError(f"layer {number} of the model keeps no row a token: give a model of full attention")
-            keys.append(key[0].transpose(0, 1).contiguous())
-            values.append(value[0].transpose(0, 1).contiguous())
-        if len({key.shape for key in keys}) != 1 or len({value.shape for value in values}) != 1:
-            raise QualityError("the layers of the model keep rows of different shapes: give a model whose layers agree")
-        return Rows(tuple(keys), tuple(values))
+        output = self._model(torch.tensor([ids]), use_cache=True, logits_to_keep=1, **where)
+        return _rows_of(output.past_key_values, len(ids))
+
+
+def _rows_of(cache: Any, num_tokens: int) -> Rows:
+    """What transformers' cache holds, which must be a row a token in every layer."""
+    keys, values = [], []
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if key is None or value is None or key.ndim != 4 or key.shape[2] != num_tokens:
+            raise QualityError(f"layer {number} of the model keeps no row a token: give a model of full attention")
+        keys.append(key[0].transpose(0, 1).contiguous())
+        values.append(value[0].transpose(0, 1).contiguous())
+    if len({key.shape for key in keys}) != 1 or len({value.shape for value in values}) != 1:
+        raise QualityError("the layers of the model keep rows of different shapes: give a model whose layers agree")
+    return Rows(tuple(keys), tuple(values))

@@ -7,7 +7,7 @@ request computes it, and checks it in every row a request gets from the cache: w
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -85,6 +85,7 @@ class Request:
     session_id: str | None = None
     kv_rotation_base: int | None = None
     beam_group: Any = None
+    retracted_stain: bool = False
     finished_len: int | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +111,7 @@ class Harness:
     Args:
         kind: ``plt``, ``plt-hot`` (no cold tier), ``radix``, ``unified-python`` or ``unified-rust``.
         slots: tokens of the pool.
+        policy: of eviction; what ``config`` says of it does not count.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Harness:
             self.codec = CopyCodec(self.pool) if kind == "plt" else None
             self.cache = PLTRadixCache(
                 params,
-                config or PLTConfig(restore_threshold=1, write_ahead=32),
+                replace(config or PLTConfig(restore_threshold=1, write_ahead=32), policy=policy),
                 self.codec,
                 cold_bytes if kind == "plt" else 0,
                 background=background,

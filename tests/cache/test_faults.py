@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPref
 from sglang_plt.blocks import BlockState
 from sglang_plt.codec import decode_block, encode_block, make_codec
 from sglang_plt.codec.base import exact_rows
-from sglang_plt.codec.block import HEADER_BYTES, block_bytes
+from sglang_plt.codec.block import HEADER_BYTES, block_limit
 from sglang_plt.codec.rows import PoolRows, RowLayout
 from sglang_plt.config import PLTConfig
 from tests.cache.harness import Harness, Request
@@ -32,7 +32,7 @@ class RealCodec:
         self.codec = make_codec("raw", PoolRows(layout, (keys,), (values,)), None)
 
     def num_bytes(self, num_rows: int, position: int) -> int:
-        return block_bytes(self.codec, num_rows, exact_rows(position, num_rows))
+        return block_limit(self.codec, num_rows, exact_rows(position, num_rows))
 
     def encode(self, slots, position):
         return encode_block(self.codec, 1, slots, position)
@@ -150,6 +150,60 @@ def test_a_full_store_drops_the_oldest_leaf_first():
     assert serve(harness, OTHER[:20]) == (0, 19)
 
 
+def test_what_cannot_be_stored_costs_no_cold_rows():
+    """Restored rows hold nearly the whole store and cannot be encoded again: dropping the rest would win nothing."""
+    config = PLTConfig(restore_threshold=1, write_ahead=0)
+    harness = Harness("plt", slots=80, cold_bytes=8 * 60 + 32, config=config)
+    harness.codec.lossless = False
+    serve(harness, OTHER[:10])
+    serve(harness, LONG)
+    harness.evict(80)
+    holder = Request("holder", array("q", LONG))
+    assert harness.admit(holder) == (0, 39)
+    harness.release(holder, checkpoint=True)
+    serve(harness, array("q", range(1000, 1030)))
+    lock = harness.cache.lock(holder.last_node)
+    harness.evict(30)  # does not fit beside the 40 that are held, with the 10 or without
+    harness.cache.unlock(lock)
+    harness.check()
+    assert harness.cache.stats.store_full == 1
+    assert harness.cache.stats.dropped_tokens == {"hot": 30, "cold": 0, "replay": 0}
+    assert serve(harness, OTHER[:10]) == (0, 9)
+
+
+def test_copies_and_cold_rows_go_together_where_one_of_them_is_not_enough():
+    harness = Harness("plt", slots=80, cold_bytes=8 * 30 + 64, config=PLTConfig(restore_threshold=1, write_ahead=0))
+    serve(harness, OTHER[:10])
+    harness.evict(80)
+    serve(harness, LONG[:15])
+    (copy,) = [node for node in harness.cache.trie.nodes() if node.hot]
+    assert harness.cache.cold._reserve(copy, last_resort=False)
+    lock = harness.cache.lock(copy)
+    serve(harness, array("q", range(1000, 1028)))
+    harness.evict(28)
+    harness.cache.unlock(lock)
+    harness.check()
+    assert not copy.views
+    assert harness.cache.stats.dropped_tokens == {"hot": 0, "cold": 10, "replay": 0}
+    assert harness.cache.trie.cold_tokens == 28
+
+
+def test_copies_that_are_last_in_line_go_first():
+    """Last in line by the policy: with ``fifo`` the newest, however recently the oldest was used."""
+    config = PLTConfig(restore_threshold=1, write_ahead=0)
+    harness = Harness("plt", slots=80, policy="fifo", cold_bytes=8 * 40 + 64, config=config)
+    cold = harness.cache.cold
+    for seed in (1, 2):
+        serve(harness, array("q", range(seed * 1000, seed * 1000 + 15)))
+    old, new = sorted((node for node in harness.cache.trie.nodes()), key=lambda node: node.created)
+    assert cold._reserve(old, last_resort=False)
+    assert cold._reserve(new, last_resort=False)
+    harness.cache.trie.match(old.key)
+    assert cold._make_room(8 * 20, copies=True)
+    assert old.views
+    assert not new.views
+
+
 def test_rows_are_encoded_once(harness):
     demoted(harness)
     for _ in range(5):
@@ -185,7 +239,7 @@ def test_pinned_rows_survive_pressure_between_match_and_restore(harness):
     request = Request("r", array("q", LONG))
     match = harness.cache.match_prefix(MatchPrefixParams(key=harness.key(request, 39), req=request))
     assert match.host_hit_length == 39
-    assert harness.cache.cold._drop_cold_until_free(harness.cache.cold.store.budget_bytes) is False
+    assert harness.cache.cold._make_room(harness.cache.cold.store.budget_bytes, copies=False) is False
     request.last_node = match.last_device_node
     loaded, node = harness.cache.init_load_back(InitLoadBackParams(match.best_match_node, 39, req=request))
     assert (loaded, node.stop) == (39, 39)
@@ -251,7 +305,7 @@ def test_giving_up_half_a_block_finishes_it_first():
     assert block.state is BlockState.QUEUED
     serve(harness, LONG[:20] + OTHER[:4])  # splits the node, and with it the block
     assert block.refs > 1
-    assert harness.cache.cold._drop_copies_until_free(harness.cache.cold.store.budget_bytes)
+    assert harness.cache.cold._make_room(harness.cache.cold.store.budget_bytes, copies=True)
     assert harness.cache.cold.store.used_bytes == 0
     assert block.state is BlockState.READY
     harness.check()

@@ -32,6 +32,7 @@ class Parity(RuleBasedStateMachine):
     page_size = 1
     cold_bytes = 1 << 30
     pressure = False
+    policy = "lru"
     kinds: tuple[str, ...] = ("plt", *THEIRS)
     background = False
     repeat = 1  # every drawn token stands for so many
@@ -44,6 +45,7 @@ class Parity(RuleBasedStateMachine):
                 kind,
                 slots=self.slots,
                 page_size=self.page_size,
+                policy=self.policy,
                 cold_bytes=self.cold_bytes,
                 config=config,
                 background=self.background,
@@ -52,6 +54,10 @@ class Parity(RuleBasedStateMachine):
         }
         self.counter = 0
         self.seen: list = []
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What a subclass does to the arms before the first operation."""
 
     @property
     def ours(self) -> Harness:
@@ -160,7 +166,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_stateful(case):
-    machine = type("Case", (Parity,), case)
+    explore(type("Case", (Parity,), case))
+
+
+def explore(machine: type[Parity]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -46,7 +46,7 @@ def test_evicts_in_the_order_of_sglang(policy):
 
 
 def test_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match="'tlru' is not supported; choose one of lru"):
+    with pytest.raises(ValueError, match="--plt-policy='tlru' is unknown; choose one of value, lru"):
         Harness("plt-hot", slots=10, policy="tlru")
 
 

@@ -9,7 +9,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from torch import nn
 
 from sglang_plt.host.pool import UnsupportedPool, pool_rows
-from sglang_plt.host.ranks import make_agree_min
+from sglang_plt.host.ranks import from_rank_0, make_agree_min
 from sglang_plt.host.rotary import find_rotary
 from tests.host.vote import vote
 
@@ -105,9 +105,10 @@ def test_other_pools_are_refused_by_name():
 
 def test_no_group_agrees_with_itself():
     assert make_agree_min(None)(7) == 7
+    assert from_rank_0(None, lambda: (3, 4), 2) == (3, 4)
 
 
-def test_two_ranks_agree_on_the_smallest(tmp_path):
+def test_two_ranks_agree_on_the_smallest_and_measure_once(tmp_path):
     answers = [tmp_path / "0", tmp_path / "1"]
     torch.multiprocessing.spawn(vote, args=(str(tmp_path / "store"), [str(path) for path in answers]), nprocs=2)
-    assert [path.read_text() for path in answers] == ["3 8", "3 8"]
+    assert [path.read_text() for path in answers] == ["3 8 (1000000000000000, 0)"] * 2

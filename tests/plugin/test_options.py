@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from sglang_plt.config import CODECS, ConfigError, PLTConfig
+from sglang_plt.config import CODECS, POLICIES, ConfigError, PLTConfig
 from sglang_plt.plugin import options
-from sglang_plt.plugin.options import HOOKS, check_hooks, options_of
+from sglang_plt.plugin.options import HOOKS, check_hooks, config_of, options_of
+from sglang_plt.plugin.refusals import check_flags
 from sglang_plt.plugin.seams import SeamError
 
 Parse = Callable[..., Any]
@@ -24,6 +25,7 @@ EVERY_OPTION = {
     "codec": ("raw", "raw"),
     "cold_bytes": ("4GiB", 4 << 30),
     "cold_fraction": ("0.5", 0.5),
+    "policy": ("lfu", "lfu"),
     "restore_threshold": ("7", 7),
     "write_ahead": ("0", 0),
     "replay_tokens": ("9", 9),
@@ -35,10 +37,6 @@ EVERY_OPTION = {
 
 def flag(name: str) -> str:
     return "--plt-" + name.replace("_", "-")
-
-
-def config_of(record: Any) -> PLTConfig:
-    return PLTConfig.from_options(options_of(record))
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -104,6 +102,7 @@ def test_help_shows_our_flags(parse: Parse, capsys: pytest.CaptureFixture[str]):
     ours = shown[shown.index("sglang-plt:") :]
     for expected in ("--radix-cache NAME", "--plt-config FILE", "--plt-cold-bytes SIZE", ", ".join(CODECS)):
         assert expected in ours
+    assert ", ".join(POLICIES) in " ".join(ours.split())
     for name in EVERY_OPTION:
         assert flag(name) in ours
 
@@ -129,6 +128,8 @@ def test_not_a_number_is_an_error_of_argparse(parse: Parse, capsys: pytest.Captu
     ("name", "text", "value", "remedy"),
     [
         ("codec", "nonsense", "'nonsense'", "choose one of raw, int8, int4"),
+        ("policy", "nonsense", "'nonsense'", "choose one of value, lru, lfu, slru, fifo, filo, mru, priority"),
+        ("policy", "tlru", "'tlru'", "choose one of value, lru"),
         ("cold_bytes", "-1", "-1", "at least 0"),
         ("cold_bytes", "-1GiB", "-1073741824", "at least 0"),
         ("cold_bytes", "4 GIGS", "'4 GIGS'", "for example 4GiB or 500MB"),
@@ -153,6 +154,77 @@ def test_wrong_value_names_flag_value_and_remedy(refusal: Refusal, name: str, te
 def test_options_without_the_cache_are_refused(refusal: Refusal, other: tuple[str, ...]):
     message = refusal("--plt-codec", "raw", "--plt-cold-bytes", "1GiB", *other)
     assert message == "--plt-codec, --plt-cold-bytes given without --radix-cache plt; add it, or drop the options"
+
+
+# -- one policy out of two flags ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "policy"),
+    [
+        ((), "value"),
+        (("--plt-policy", "value"), "value"),
+        (("--plt-policy", "mru"), "mru"),
+        (("--radix-eviction-policy", "lfu"), "lfu"),
+        (("--radix-eviction-policy", "lru"), "lru"),
+        (("--radix-eviction-policy", "slru", "--plt-policy", "slru"), "slru"),
+        (("--radix-eviction-policy=lru", "--plt-policy=lru"), "lru"),
+    ],
+)
+def test_the_policy_that_is_given(parse: Parse, argv: tuple[str, ...], policy: str):
+    record = parse("--radix-cache", "plt", *argv)
+    assert config_of(record).policy == policy
+    assert config_of(pickle.loads(pickle.dumps(record))).policy == policy
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("value", "lfu"), ("value", "lru"), ("lru", "priority")])
+def test_policies_that_contradict_each_other(refusal: Refusal, ours: str, theirs: str):
+    message = refusal("--radix-cache", "plt", "--plt-policy", ours, "--radix-eviction-policy", theirs)
+    assert message == (
+        f"--plt-policy={ours} and --radix-eviction-policy={theirs} contradict each other; drop one of them"
+    )
+
+
+def test_tlru_is_refused_whatever_our_policy_is(parse: Parse):
+    for argv in ((), ("--plt-policy", "value")):
+        record = parse("--radix-cache", "plt", "--radix-eviction-policy", "tlru", *argv)
+        with pytest.raises(SystemExit, match="--radix-eviction-policy='tlru': choose one of lru, "):
+            record.check_server_args()
+
+
+def test_the_policy_of_a_file_counts_as_given(parse: Parse, refusal: Refusal, tmp_path: Path):
+    path = tmp_path / "plt.json"
+    path.write_text('{"policy": "filo"}')
+    argv = ("--radix-cache", "plt", "--plt-config", str(path))
+    assert config_of(parse(*argv)).policy == "filo"
+    assert config_of(parse(*argv, "--plt-policy", "lfu", "--radix-eviction-policy", "lfu")).policy == "lfu"
+    assert "--plt-policy=filo and --radix-eviction-policy=lfu" in refusal(*argv, "--radix-eviction-policy", "lfu")
+
+
+def test_a_policy_in_a_yaml_file_of_sglang(parse: Parse, tmp_path: Path):
+    path = tmp_path / "server.yaml"
+    path.write_text("radix-cache: plt\nradix-eviction-policy: lru\n")
+    assert config_of(parse("--config", str(path))).policy == "lru"
+    path.write_text("radix-cache: plt\nplt-policy: lfu\n")
+    assert config_of(parse("--config", str(path))).policy == "lfu"
+
+
+def test_what_a_model_prefers_is_no_statement(parse: Parse):
+    """SGLang sets another policy for some models; nobody asked for it."""
+    record = parse("--radix-cache", "plt")
+    record._resolved_overrides = [("a model's defaults", {"radix_eviction_policy": "priority"})]
+    assert config_of(record).policy == "value"
+
+
+def test_options_of_slru(parse: Parse):
+    threshold = ("--radix-eviction-policy-config", '{"protected_threshold": 4}')
+    for flag_of_slru in ("--plt-policy", "--radix-eviction-policy"):
+        record = parse("--radix-cache", "plt", flag_of_slru, "slru", *threshold)
+        check_flags(record, config_of(record))
+    for argv in (threshold, ("--plt-policy", "lfu", *threshold)):
+        record = parse("--radix-cache", "plt", *argv)
+        with pytest.raises(ConfigError, match=r"--radix-eviction-policy-config=.* does not fit the policy .*--plt-pol"):
+            check_flags(record, config_of(record))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -249,11 +321,28 @@ def test_engine_reads_the_json_file(tmp_path: Path):
     assert config_of(engine_record(radix_cache_backend="plt", plt_config=path)).codec == "raw"
 
 
+def test_engine_keywords_name_the_policy():
+    def policy(**kwargs: Any) -> str:
+        return config_of(pickle.loads(pickle.dumps(engine_record(radix_cache_backend="plt", **kwargs)))).policy
+
+    assert policy() == "value"
+    assert policy(plt_policy="fifo") == "fifo"
+    assert policy(radix_eviction_policy="lru") == "lru"
+    assert policy(radix_eviction_policy="mru") == "mru"
+    with pytest.raises(ConfigError, match="--plt-policy=value and --radix-eviction-policy=lru contradict"):
+        policy(plt_policy="value", radix_eviction_policy="lru")
+
+
+def test_engine_notes_nothing_for_other_caches():
+    assert not engine_record(radix_eviction_policy="lru")._radix_eviction_policy_explicitly_set
+
+
 @pytest.mark.parametrize(
     ("kwargs", "expected"),
     [
         ({"plt_codec": "nonsense"}, "--plt-codec='nonsense' is unknown"),
         ({"plt_kodec": "raw"}, "unknown option kodec; the options are codec, "),
+        ({"plt_policy": "LRU"}, "--plt-policy='LRU' is unknown"),
         ({"plt_write_ahead": "5"}, "--plt-write-ahead='5' must be a whole number"),
         ({"plt_write_ahead": True}, "--plt-write-ahead=True must be a whole number"),
         ({"plt_cold_fraction": float("nan")}, "--plt-cold-fraction=nan must lie in 0..1000"),

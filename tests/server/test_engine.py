@@ -42,6 +42,7 @@ def test_engine_serves_with_keywords(tiny_llama_dir: Path, tmp_path: Path):
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-3000:]
     assert "PLT cache: codec=raw" in output
+    assert "policy=value (a token: prefill" in output
     assert "cold_budget=64000000" in output
     host = int(next(line for line in output.splitlines() if line.startswith("HOST")).split()[1])
     assert host > 300

@@ -1,9 +1,10 @@
-"""Two tensor-parallel ranks take the same decisions, shown by their decision logs."""
+"""Two tensor-parallel ranks take the same decisions by the default policy, shown by their decision logs."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 from sglang_plt.serving import ServerProcess
@@ -31,7 +32,17 @@ def test_ranks_take_identical_decisions(tiny_llama_dir: Path, tmp_path: Path):
                 history += answer["output_ids"] + [rng.randrange(1000, 40000) for _ in range(20)]
         assert host_hits > 0
         check_healthy(server)
+        started = [line for line in server.log_text().splitlines() if "PLT cache: codec=int8" in line]
+    rates = [
+        re.search(r"policy=value \(a token: prefill .* ns, \d+ bytes hot, \d+ cold\)", line)[0] for line in started
+    ]
+    assert len(rates) == 2
+    assert rates[0] == rates[1], "rank 0 measures for both"
     first, second = (Path(f"{log}.tp{rank}").read_text() for rank in range(2))
     assert first == second
-    events = [json.loads(line)["event"] for line in first.splitlines()]
-    assert {"match", "checkpoint", "write", "demote", "restore"} <= set(events)
+    decisions = [json.loads(line) for line in first.splitlines()]
+    assert {"match", "checkpoint", "write", "demote", "restore", "served"} <= {found["event"] for found in decisions}
+    served = [found for found in decisions if found["event"] == "served" and found["tokens"] >= 200]
+    assert len(served) == 3 * len(users), "the policy learns once from every request"
+    assert all(found["output"] == 4 for found in served)
+    assert sum(found["matched"] > 150 for found in served) > len(users)
