@@ -64,11 +64,15 @@ class FreeCodec:
     """Costs nothing and stores nothing: what is left is the tier's own work."""
 
     lossless = True
+    fixed_size = True
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return num_rows
 
-    def encode(self, slots: Any, position: int) -> Any:
+    def advance(self, agree_min: Any) -> bool:
+        return False
+
+    def encode(self, slots: Any, position: int, teaches: bool = False) -> Any:
         return True
 
     def decode(self, data: Any, start: int, stop: int, slots: Any, position: int) -> None:

@@ -40,11 +40,15 @@ class BlockCodec:
         self._codec = make_codec(name, pool_rows(pool), None if name == "raw" else sequences.rotary)
         self._codec.warm_up()
         self.lossless = name == "raw"
+        self.fixed_size = self._codec.fixed_size
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return block_limit(self._codec, num_rows, exact_rows(position, num_rows))
 
-    def encode(self, slots: torch.Tensor, position: int) -> np.ndarray:
+    def advance(self, agree_min) -> bool:
+        return False
+
+    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> np.ndarray:
         return encode_block(self._codec, _FINGERPRINT, slots, position)
 
     def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:

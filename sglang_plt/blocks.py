@@ -30,10 +30,12 @@ class Block:
     Attributes:
         id: unique within one store.
         num_rows: rows (tokens) of the block.
-        num_bytes: bytes charged to the budget, a pure function of the shape so that every rank agrees.
+        num_bytes: bytes charged to the budget, the same on every rank: an estimate until ``settled``.
         position: absolute token position of row 0.
         refs: views that need the block; at zero its bytes are released.
         data: the encoded bytes when ``state`` is READY.
+        settled: whether ``num_bytes`` is final.
+        teaches: whether its rows may go into what is learned from rows.
     """
 
     id: int
@@ -44,6 +46,8 @@ class Block:
     refs: int = 0
     data: Any = None
     slots: Any = field(default=None, repr=False)  # rows still to be read, while QUEUED
+    settled: bool = False
+    teaches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

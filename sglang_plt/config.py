@@ -48,7 +48,10 @@ class PLTConfig:
     """What ``--plt-*`` options, ``sgl.Engine(plt_*=...)`` keywords and the JSON file of ``--plt-config`` set.
 
     Attributes:
-        codec: how demoted rows are stored: ``raw`` (bit-exact), ``int8`` or ``int4``.
+        codec: how demoted rows are stored: ``raw`` (bit-exact), ``int8``, ``int4``, or with a profile ``fast``,
+            ``dense``, ``dense-tight``.
+        profile: file or directory of profiles; None is where ``sglang-plt calibrate`` puts them.
+        predictive_delta: whether such a codec predicts a layer from the one below; off for comparison.
         cold_bytes: budget of the cold tier in bytes, per rank; None takes ``cold_fraction``. 0 switches the tier off.
         cold_fraction: budget as a multiple of the bytes of the KV pool, used when ``cold_bytes`` is None.
         policy: what goes first, in every tier: ``value``, or one of SGLang's own.
@@ -60,6 +63,8 @@ class PLTConfig:
     """
 
     codec: str = "int8"
+    profile: str | None = None
+    predictive_delta: bool = True
     cold_bytes: int | None = None
     cold_fraction: float = 2.0
     policy: str = "value"
@@ -70,8 +75,17 @@ class PLTConfig:
     decision_log: str | None = None
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ConfigError(f"--plt-codec={self.codec!r} is unknown; choose one of {', '.join(CODECS)}")
+        if self.codec not in (*CODECS, *PROFILED):
+            raise ConfigError(f"--plt-codec={self.codec!r} is unknown; choose one of {', '.join((*CODECS, *PROFILED))}")
+        if self.profile is not None and not isinstance(self.profile, str):
+            raise ConfigError(f"--plt-profile={self.profile!r} must be a path")
+        if self.profile is not None and self.codec not in PROFILED:
+            raise ConfigError(
+                f"--plt-profile={self.profile!r} has no use with --plt-codec={self.codec}; drop it, or choose one of "
+                f"{', '.join(PROFILED)}"
+            )
+        if not isinstance(self.predictive_delta, bool):
+            raise ConfigError(f"--plt-predictive-delta={self.predictive_delta!r} must be on or off")
         if self.cold_bytes is not None:
             self._require_int("cold_bytes", minimum=0)
         if isinstance(self.cold_fraction, bool) or not isinstance(self.cold_fraction, int | float):

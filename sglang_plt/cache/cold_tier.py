@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sglang_plt.blocks import BLOCK_TOKENS, Block, BlockState, View
 from sglang_plt.cache.room import choose_victims
+from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
@@ -25,11 +26,21 @@ class RowCodec(Protocol):
 
     lossless: bool
 
-    def num_bytes(self, num_rows: int, position: int) -> int:
-        """Bytes of the block, from integers alone."""
+    @property
+    def fixed_size(self) -> bool:
+        """True when :meth:`num_bytes` is exact."""
 
-    def encode(self, slots: Any, position: int) -> Any:
-        """Encode the rows of ``slots``; ``position`` is the sequence position of the first."""
+    def num_bytes(self, num_rows: int, position: int) -> int:
+        """Most bytes of the block, from integers alone."""
+
+    def encode(self, slots: Any, position: int, teaches: bool = False) -> Any:
+        """Encode the rows of ``slots``; ``position`` is the sequence position of the first.
+
+        ``teaches``: what is learned from rows may learn from these.
+        """
+
+    def advance(self, agree_min: Callable[[int], int]) -> bool:
+        """Change to what was learned meanwhile, on all ranks at once; called at the same steps on every rank."""
 
     def decode(self, data: Any, start: int, stop: int, slots: Any, position: int) -> None:
         """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes."""
@@ -42,6 +53,7 @@ class ColdTier:
         trie: shared with the cache that owns this tier.
         codec: None switches the tier off; everything evicted is then gone.
         agree_min: the smallest of an integer over all ranks.
+        agree_max: the largest of each of some integers over all ranks.
         log: receives ``(event, **fields)`` of every decision.
     """
 
@@ -54,6 +66,7 @@ class ColdTier:
         stats: CacheStats,
         *,
         agree_min: Callable[[int], int] = lambda value: value,
+        agree_max: Callable[[list[int]], list[int]] = lambda values: values,
         log: Callable[..., None] = lambda event, **fields: None,
         background: bool = True,
     ):
@@ -63,8 +76,8 @@ class ColdTier:
         self.stats = stats
         self.store = BlockStore(budget_bytes)
         self.writer = BlockWriter(self._encode, self._encode_failed, background)
-        self._row_bytes = codec.num_bytes(BLOCK_TOKENS, BLOCK_TOKENS) // BLOCK_TOKENS + 1 if codec is not None else 0
-        self._agree_min = agree_min
+        self._sizes = BlockSizes(self.codec)
+        self._agree_min, self._agree_max = agree_min, agree_max
         self._log = log
 
     # -- demotion -------------------------------------------------------------------------------------------------
@@ -82,6 +95,8 @@ class ColdTier:
                     self.stats.blocks_written_ahead += 1
                 else:
                     self.stats.blocks_written_late += 1
+            self._settle(node)
+        if node.views:
             self.stats.demoted_tokens += len(node)
             self._log("demote", node=node.id, tokens=len(node))
         else:
@@ -92,10 +107,14 @@ class ColdTier:
 
     def write_ahead(self) -> None:
         """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them."""
-        if self.codec is None or not self.config.write_ahead:
+        if self.codec is None:
+            return
+        if self.codec.advance(self._agree_min):
+            self.codec_changed()
+        if not self.config.write_ahead:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
-        most = self.store.budget_bytes // (8 * self._row_bytes)
+        most = self.store.budget_bytes // (8 * self._sizes.of_row)
         queued: list[Block] = []
         for node in self.trie.in_line(self.trie.hot_queue, min(self.config.write_ahead, most)):
             if node.views or node.lossy or len(node) > most:
@@ -106,6 +125,10 @@ class ColdTier:
         if queued:
             self.writer.submit(queued)
 
+    def codec_changed(self) -> None:
+        """Learn anew how large blocks are."""
+        self._sizes = BlockSizes(self.codec)
+
     def _reserve(self, node: Node, *, last_resort: bool) -> bool:
         """Give a hot node blocks in state QUEUED; False when the store cannot make room.
 
@@ -115,17 +138,38 @@ class ColdTier:
         shapes = []
         for start in range(0, len(node), BLOCK_TOKENS):
             rows = min(BLOCK_TOKENS, len(node) - start)
-            shapes.append((start, rows, self.codec.num_bytes(rows, node.start + start)))
+            shapes.append((start, rows, self._sizes(rows, node.start + start)))
         num_bytes = sum(size for _, _, size in shapes)
         if not self._make_room(num_bytes, copies=last_resort):
             return False
+        teaches = node.key.namespace is None
         views = [
-            self.store.add(rows, size, node.start + start, node.slots[start : start + rows])
+            self.store.add(rows, size, node.start + start, node.slots[start : start + rows], teaches)
             for start, rows, size in shapes
         ]
         self.trie.set_views(node, views)
         self._log("write", node=node.id, tokens=len(node))
         return True
+
+    def _settle(self, node: Node) -> None:
+        """Charge what the blocks of a hot node turned out to need, and make room for it; without room they go."""
+        open_blocks = [view.block for view in node.views if not view.block.settled]
+        if not open_blocks:
+            return
+        sizes = [block.num_bytes for block in open_blocks]
+        if not self._sizes.exact:
+            sizes = self._agree_max([len(block.data) if block.data is not None else 0 for block in open_blocks])
+        for block, size in zip(open_blocks, sizes, strict=True):
+            self.store.settle(block, size)
+            self._sizes.learn(block.num_rows, size)
+        if self.store.free_bytes >= 0:
+            return
+        self.trie.pin(node)
+        enough = self._make_room(0, copies=True)
+        self.trie.unpin(node)
+        if not enough:
+            self.stats.store_full += 1
+            self.store.release(self.trie.clear_views(node))
 
     def _make_room(self, num_bytes: int, *, copies: bool) -> bool:
         """Free ``num_bytes`` of the store, or nothing; arguments as of :func:`choose_victims`."""
@@ -233,7 +277,7 @@ class ColdTier:
     def _encode(self, block: Block) -> Any:
         assert self.codec is not None
         started = time.perf_counter()
-        data = self.codec.encode(block.slots, block.position)
+        data = self.codec.encode(block.slots, block.position, block.teaches)
         self.stats.observe("encode", time.perf_counter() - started, num_bytes=block.num_bytes)
         return data
 

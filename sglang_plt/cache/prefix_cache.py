@@ -48,6 +48,7 @@ class PLTRadixCache(TrieCache):
         budget_bytes: bytes of the cold tier on this rank.
         rank: tensor-parallel rank, for logs and metrics.
         agree_min: smallest of an integer over all ranks; needed where ranks hold different rows.
+        agree_max: largest of each of some integers over all ranks, as well.
         rates: what tokens cost, the same on all ranks; for the policy ``value``.
     """
 
@@ -60,6 +61,7 @@ class PLTRadixCache(TrieCache):
         *,
         rank: int = 0,
         agree_min: Callable[[int], int] = lambda value: value,
+        agree_max: Callable[[list[int]], list[int]] = lambda values: values,
         background: bool = True,
         rates: TierRates | None = None,
     ):
@@ -81,6 +83,7 @@ class PLTRadixCache(TrieCache):
             budget_bytes,
             self.stats,
             agree_min=agree_min,
+            agree_max=agree_max,
             log=self.decisions.record,
             background=background,
         )

@@ -47,6 +47,7 @@ def fit_units(
     units: Sequence[range],
     sensitivity: Callable[[range], torch.Tensor],
     step: float,
+    predicts: bool = True,
     on_unit: Callable[[int], None] = lambda unit: None,
 ) -> Iterator[UnitFit]:
     """Yield the fit of every unit, from the first to the last.
@@ -55,12 +56,13 @@ def fit_units(
         units: the layers of every unit, in order.
         sensitivity: of a unit, the symmetric positive Fisher information ``[width, width]`` of its rows.
         step: quantiser step in weighted coordinates; see :func:`step_for`.
+        predicts: False leaves the prediction out: a unit is coded as its distance from the mean.
     """
     noise: torch.Tensor | None = None
     for number, unit in enumerate(units):
         below_mean, mean, xx, xy, yy = moments.covariances(unit)
-        if noise is None:
-            weights, residual = xy, yy
+        if noise is None or not predicts:
+            weights, residual, below_mean = xy[:0], yy, below_mean[:0]
         else:
             noisy = xx + noise
             ridge = _RIDGE * noisy.diagonal().mean() * torch.eye(len(noisy), dtype=torch.float64)

@@ -22,7 +22,7 @@ def make_profile(
     Args:
         sensitivity: Fisher information of the rows of a unit's layers.
     """
-    fits = fit_units(moments, info.units, sensitivity, info.step, on_unit)
+    fits = fit_units(moments, info.units, sensitivity, info.step, info.predicts, on_unit)
     units = [
         UnitTransform(QuantisedMatrix.of(fit.weights), fit.bias.float(), QuantisedMatrix.of(fit.basis)) for fit in fits
     ]

@@ -39,10 +39,17 @@ class Moments:
         """Add rows of the same tokens in every layer, float32 ``[n, width]`` each; rows with NaN or inf are skipped."""
         finite = torch.stack([layer.isfinite().all(1) for layer in rows]).all(0)
         one = torch.ones(int(finite.sum()), 1, device=rows[0].device)
+        if not len(one):
+            return
         for unit, sums in zip(self.units, self.sums, strict=True):
             first = max(unit.start - 1, 0)
             x = torch.cat([*(layer[finite] for layer in rows[first : unit.stop]), one], 1)
+            mean = x.mean(0)
+            x = x - mean  # float32 products of channels with a large mean would lose their variance
+            mean, rest = mean.double().cpu(), x.sum(0, dtype=torch.float64).cpu()
+            rest += len(one) / 2 * mean
             sums += (x.T @ x).double().cpu()
+            sums.addr_(mean, rest).addr_(rest, mean)
         self.count += len(one)
 
     def covariances(self, layers: range) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

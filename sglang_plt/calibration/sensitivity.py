@@ -34,7 +34,13 @@ class Fisher:
         self.tokens += tokens
 
     def of_layers(self, layers: Sequence[int]) -> torch.Tensor:
-        """Fisher information of a unit's rows, block-diagonal float64: keys and values of every layer in turn."""
+        """Fisher information of a unit's rows, block-diagonal float64: keys and values of every layer in turn.
+
+        Raises:
+            ValueError: no tokens were added.
+        """
+        if not self.tokens:
+            raise ValueError("fisher: no tokens were added")
         blocks = []
         for layer in layers:
             for sums in (self.keys, self.values):

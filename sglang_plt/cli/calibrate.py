@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", metavar="DIR", type=Path, help="for the profiles (default: where servers look)")
     parser.add_argument(
-        "--tokens", metavar="N", type=int, default=131072, help="tokens to run the model on (default: 131072)"
+        "--tokens", metavar="N", type=int, default=65536, help="tokens to run the model on (default: 65536)"
     )
     parser.add_argument("--window", metavar="N", type=int, default=1280, help="tokens of one context (default: 1280)")
     parser.add_argument(
@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--group", metavar="N", type=int, help="layers that share a transform (default: by the model's width)"
+    )
+    parser.add_argument(
+        "--no-predictive-delta", action="store_true", help="predict no layer from the one below, for comparison"
     )
     parser.add_argument("--dtype", help="type of the server's KV pool (default: the model's own)")
 
@@ -101,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
             v_head_dim=layout.v_head_dim,
             group=layers,
             keys_rotated=rotary is None,
+            predicts=not args.no_predictive_delta,
             step=1.0,
             scale=1.0,
             tokens=collection.moments.count,
@@ -108,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         )
         fitting = time.monotonic()
         profile = fit_profile(info, collection, args.kl, model, windows[count:], _say)
-        file = output / default_profile(identity, dtype, codec).name
+        file = output / default_profile(identity, dtype, info.kind).name
         try:
             profile.save(file)
         except OSError as error:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_plt.codec.base import Codec, as_bytes
+from sglang_plt.codec.base import Codec, as_bytes, put_rows, to_pool
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.packing import LARGEST, PACKINGS
 from sglang_plt.codec.profile import Profile
 from sglang_plt.codec.rope import Rotary
-from sglang_plt.codec.rows import PoolRows
+from sglang_plt.codec.rows import PoolRows, layer_rows
 from triton_ops.band_codes import BAND
-from triton_ops.int_groups.reference import to_pool_dtype
 
 _HEAD = struct.Struct("<HHf")  # mode, escaped rows, steps of the profile in a step of this block
 _CODED, _FALLBACK = 0, 1
@@ -45,7 +44,7 @@ class Predictive(Codec):
         scale: steps of the profile in a step of the quantiser; half of it means a quarter of the divergence.
 
     Raises:
-        ValueError: the profile was made for other rows.
+        ValueError: the profile was made for other rows, or cannot be used.
     """
 
     version = 1
@@ -70,7 +69,7 @@ class Predictive(Codec):
                 unit.weights.dense().to(pool.device),
                 unit.bias.to(pool.device),
                 (basis := unit.basis.dense()).to(pool.device),
-                torch.linalg.inv(basis.double()).float().to(pool.device),
+                _inverse(basis, layers).to(pool.device),
             )
             for layers, unit in zip(info.units, profile.units, strict=True)
         ]
@@ -79,8 +78,12 @@ class Predictive(Codec):
     def stores_rotated_keys(self) -> bool:
         return self.rotary is None
 
+    def warm_up(self) -> None:
+        super().warm_up()
+        self.packing.warm_up()
+
     def _for_pool(self, pool: PoolRows) -> Codec:
-        return self._fallback._for_pool(pool)
+        return self._fallback._for_pool(pool)  # the profile is of all layers
 
     def payload_limit(self, num_rows: int, num_exact: int) -> int:
         return _HEAD.size + self._fallback.payload_limit(num_rows, num_exact)
@@ -88,6 +91,8 @@ class Predictive(Codec):
     # -- encoding -------------------------------------------------------------------------------------------------
 
     def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+        if self.rotary is not None:
+            self.rotary.check_positions(position, len(slots))
         coded = self._coded(slots, position, num_exact)
         if len(coded) <= len(out):
             out[: len(coded)] = np.frombuffer(coded, np.uint8)
@@ -107,7 +112,7 @@ class Predictive(Codec):
         slots, position = slots[num_exact:], position + num_exact
         if not len(slots):
             return b"".join((_HEAD.pack(_CODED, 0, self.scale), *parts))
-        rows = [self._gather(layer, slots, position) for layer in range(self.layout.num_layers)]
+        rows = layer_rows(self.pool, self.rotary, slots, position)
         escaped = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
         for row in rows:
             escaped |= ~(row.abs().amax(1) <= _LARGEST)  # true for NaN
@@ -127,18 +132,13 @@ class Predictive(Codec):
         parts += [row[where].cpu().numpy().tobytes() for row in rows] if len(where) else []
         return b"".join((_HEAD.pack(_CODED, len(where), self.scale), *parts, self.packing.pack(stored)))
 
-    def _gather(self, layer: int, slots: torch.Tensor, position: int) -> torch.Tensor:
-        """Rows of a layer, float32 ``[n, width]``, keys first and without rotation."""
-        keys = self.pool.keys[layer][slots].float()
-        if self.rotary is not None:
-            keys = self.rotary.undo(keys, torch.arange(position, position + len(slots), device=slots.device))
-        return torch.cat((keys.flatten(1), self.pool.values[layer][slots].float().flatten(1)), 1)
-
     # -- decoding -------------------------------------------------------------------------------------------------
 
     def _decode(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
     ) -> None:
+        if self.rotary is not None:
+            self.rotary.check_positions(position + start, len(slots))
         mode, num_escaped, scale = _HEAD.unpack_from(payload.data)
         if mode == _FALLBACK:
             inside = payload[_HEAD.size :]
@@ -179,12 +179,10 @@ class Predictive(Codec):
         for buffers in zip(self.pool.keys, self.pool.values, strict=True):
             for buffer in buffers:
                 row_bytes = buffer[0].numel() * buffer.element_size()
-                if count:
-                    section = torch.from_numpy(
-                        payload[at + start * row_bytes : at + (start + count) * row_bytes].copy()
-                    )
-                    rows = section.view(buffer.dtype).view(count, *buffer.shape[1:])
-                    buffer.index_copy_(0, slots[:count], rows.to(buffer.device))
+                if count and row_bytes:
+                    section = payload[at + start * row_bytes : at + (start + count) * row_bytes].copy()
+                    rows = torch.from_numpy(section).view(buffer.dtype).view(count, *buffer.shape[1:])
+                    put_rows(buffer, slots[:count], rows.to(buffer.device))
                 at += num_exact * row_bytes
         return at
 
@@ -195,7 +193,7 @@ class Predictive(Codec):
         if self.rotary is not None:
             keys = self.rotary.apply(keys, torch.arange(position, position + len(slots), device=slots.device))
         for buffer, part in ((self.pool.keys[layer], keys), (self.pool.values[layer], values)):
-            buffer.index_copy_(0, slots, to_pool_dtype(part, layout.dtype))
+            put_rows(buffer, slots, to_pool(part, layout.dtype))
 
     # -- both -----------------------------------------------------------------------------------------------------
 
@@ -204,4 +202,12 @@ class Predictive(Codec):
         return self.profile.info.width
 
     def _predict(self, unit: _Unit, below: torch.Tensor | None) -> torch.Tensor:
-        return unit.bias if below is None else torch.addmm(unit.bias, below, unit.weights)
+        return unit.bias if below is None or not len(unit.weights) else torch.addmm(unit.bias, below, unit.weights)
+
+
+def _inverse(basis: torch.Tensor, layers: range) -> torch.Tensor:
+    """float32 ``[n, n]``; refuses a basis that has none, which no calibration makes."""
+    inverse, failed = torch.linalg.inv_ex(basis.double())
+    if int(failed) or not bool(inverse.float().isfinite().all()):
+        raise ValueError(f"profile: the basis of layers {layers.start} to {layers.stop - 1} has no inverse")
+    return inverse.float()

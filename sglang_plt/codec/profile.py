@@ -24,6 +24,7 @@ from sglang_plt.codec.rows import RowLayout
 PROFILE_FORMAT = 1
 _KEY = "sglang_plt"
 _TOP = 127
+_MOST = 1 << 16  # of any size in the header
 _WIDE = 512
 """Rows of more channels than this take a transform a layer: joint ones grow with the square of what they span."""
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
@@ -54,6 +55,7 @@ class ProfileInfo:
         num_layers, kv_heads, head_dim, v_head_dim: shape of the rows, of this rank.
         group: layers of a unit.
         keys_rotated: whether keys were taken as they lie in the pool, rotation and all.
+        predicts: whether a unit is predicted from the layer below.
         step: step in weighted coordinates that the basis is scaled to.
         scale: the codec's quantiser step, in these steps.
         tokens: tokens behind the second moments.
@@ -76,6 +78,12 @@ class ProfileInfo:
     sensitivity: str
     tp_size: int = 1
     tp_rank: int = 0
+    predicts: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The codec, with ``-flat`` where nothing is predicted."""
+        return self.codec if self.predicts else f"{self.codec}-flat"
 
     @property
     def width(self) -> int:
@@ -88,7 +96,7 @@ class ProfileInfo:
         return unit_layers(self.num_layers, self.group)
 
     def check(
-        self, codec: str, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int = 1, tp_rank: int = 0
+        self, kind: str, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int = 1, tp_rank: int = 0
     ) -> None:
         """Refuse a profile of other rows.
 
@@ -96,7 +104,7 @@ class ProfileInfo:
             ProfileError: the first field that differs, with both values.
         """
         here = {
-            "codec": codec,
+            "kind": kind,
             "model": model,
             "dtype": str(layout.dtype).removeprefix("torch."),
             "num_layers": layout.num_layers,
@@ -240,7 +248,7 @@ def _expected_tensors(info: ProfileInfo) -> dict[str, tuple[torch.dtype, tuple[i
     for number, unit in enumerate(info.units):
         width = len(unit) * info.width
         found[f"{number}.bias"] = (torch.float32, (width,))
-        for name, rows in (("weights", info.width if number else 0), ("basis", width)):
+        for name, rows in (("weights", info.width if number and info.predicts else 0), ("basis", width)):
             found[f"{number}.{name}.codes"] = (torch.int8, (rows, width))
             found[f"{number}.{name}.rows"] = (torch.float32, (rows,))
             found[f"{number}.{name}.columns"] = (torch.float32, (width,))
@@ -265,8 +273,8 @@ def _parse_info(text: str | None) -> ProfileInfo:
         value, expected = getattr(info, name), _KINDS[kind]
         if not isinstance(value, expected) or (kind != "bool" and isinstance(value, bool)):
             raise ProfileError(f"its header has {name}={value!r}")
-    if min(info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.group) < 1 or not (
-        0 < info.step < 1e6 and 1e-3 < info.scale < 1e3
-    ):
-        raise ProfileError("its header has a size or step that is not positive")
+    sizes = (info.num_layers, info.kv_heads, info.head_dim, info.group)
+    in_range = min(sizes) >= 1 and info.v_head_dim >= 0 and max(*sizes, info.v_head_dim) <= _MOST
+    if not in_range or not (0 < info.step < 1e6 and 1e-3 < info.scale < 1e3):
+        raise ProfileError("its header has a size or step that is out of range")
     return info

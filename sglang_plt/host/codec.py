@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +21,6 @@ from sglang_plt.host.profiles import locate_profile, profile_info
 from sglang_plt.host.rotary import find_rotary
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sglang.srt.mem_cache.memory_pool import KVCache
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
@@ -39,6 +38,8 @@ class PoolCodec:
 
     Args:
         profile: file or directory to look for a profile in; None is the default directory.
+        predicts: whether a layer is to be predicted from the one below.
+        agree_min: smallest of an integer over all ranks.
 
     Raises:
         UnsupportedPool: the pool is not one that a codec can read.
@@ -46,7 +47,15 @@ class PoolCodec:
         ValueError: the codec does not take the pool's dtype or shape.
     """
 
-    def __init__(self, name: str, pool: KVCache, context: TreeCacheBuildContext, profile: Path | None = None):
+    def __init__(
+        self,
+        name: str,
+        pool: KVCache,
+        context: TreeCacheBuildContext,
+        profile: str | None = None,
+        predicts: bool = True,
+        agree_min: Callable[[int], int] = lambda value: value,
+    ):
         self._rows = pool_rows(pool)
         layout = self._rows.layout
         model = context.tp_worker.model_runner.model
@@ -54,7 +63,7 @@ class PoolCodec:
         self._name = name
         self._learning: SelfCalibration | None = None
         self._codecs: dict[tuple[str, int], Codec] = {}
-        self._current = self._use(self._first(context, profile))
+        self._current = self._use(self._first(context, profile, predicts, agree_min))
         self._device = self._rows.device
         self._forward_stream = getattr(context.tp_worker.model_runner, "forward_stream", None)
         self._fingerprint = fingerprint(
@@ -68,13 +77,17 @@ class PoolCodec:
         self.lossless = name == "raw"
         self.pool_bytes = layout.row_bytes * pool.size
 
-    def _first(self, context: TreeCacheBuildContext, where: Path | None) -> Codec:
+    def _first(
+        self, context: TreeCacheBuildContext, where: str | None, predicts: bool, agree_min: Callable[[int], int]
+    ) -> Codec:
         """What stores the first blocks."""
         if self._name not in PROFILED:
             return make_codec(self._name, self._rows, self._rotary)
-        info = profile_info(self._name.removesuffix("-tight"), self._rows.layout, self._rotary is None, context)
-        found = locate_profile(info, self._rows.layout, where)
-        if found is not None:
+        layout, name = self._rows.layout, self._name.removesuffix("-tight")
+        info = profile_info(name, layout, self._rotary is None, predicts, context)
+        found = locate_profile(info, layout, Path(where) if where is not None else None)
+        if agree_min(int(found is not None)):  # a rank without would learn alone
+            assert found is not None
             return self._make(found)
         fallback = make_codec(FALLBACK, self._rows, self._rotary)
         try:

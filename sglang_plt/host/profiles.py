@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _REMEDY = "make it with sglang-plt calibrate, or drop the option"
 
 
-def profile_info(codec: str, layout: RowLayout, keys_rotated: bool, context: TreeCacheBuildContext) -> ProfileInfo:
+def profile_info(
+    codec: str, layout: RowLayout, keys_rotated: bool, predicts: bool, context: TreeCacheBuildContext
+) -> ProfileInfo:
     """What a profile of this server has to be for; step, tokens and sensitivity are still open."""
     return ProfileInfo(
         codec=codec,
@@ -30,6 +32,7 @@ def profile_info(codec: str, layout: RowLayout, keys_rotated: bool, context: Tre
         v_head_dim=layout.v_head_dim,
         group=default_group(layout, codec),
         keys_rotated=keys_rotated,
+        predicts=predicts,
         step=1.0,
         scale=1.0,
         tokens=0,
@@ -51,15 +54,15 @@ def locate_profile(info: ProfileInfo, layout: RowLayout, where: Path | None) -> 
     if where is not None and not where.exists():
         raise ProfileError(f"--plt-profile={str(where)!r} does not exist; {_REMEDY}")
     ranks = (info.tp_size, info.tp_rank)
-    file = find_profile(info.codec, info.model, info.dtype, where, *ranks)
+    file = find_profile(info.kind, info.model, info.dtype, where, *ranks)
     if file is None:
         if where is None:
             return None
-        wanted = default_profile(info.model, info.dtype, info.codec, *ranks).name
+        wanted = default_profile(info.model, info.dtype, info.kind, *ranks).name
         raise ProfileError(f"--plt-profile={str(where)!r} holds no {wanted}; {_REMEDY}")
     profile = load_profile(file)
     try:
-        profile.info.check(info.codec, layout, info.model, info.keys_rotated, *ranks)
+        profile.info.check(info.kind, layout, info.model, info.keys_rotated, *ranks)
     except ProfileError as error:
         raise ProfileError(f"profile {str(file)!r}: {error}; make one with sglang-plt calibrate") from None
     return profile

@@ -25,6 +25,19 @@ def make_agree_min(group: Any) -> Callable[[int], int]:
     return agree
 
 
+def make_agree_max(group: Any) -> Callable[[list[int]], list[int]]:
+    """The largest of each of a few integers over a CPU process group; as :func:`make_agree_min`."""
+    if group is None or torch.distributed.get_world_size(group) == 1:
+        return lambda values: values
+
+    def agree(values: list[int]) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=group)
+        return tensor.tolist()
+
+    return agree
+
+
 def from_rank_0(group: Any, measure: Callable[[], tuple[int, ...]], count: int) -> tuple[int, ...]:
     """``count`` integers that rank 0 of a CPU process group measures, on every rank.
 

@@ -36,17 +36,22 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     check_model(context)
 
     from sglang_plt.cache.prefix_cache import PLTRadixCache
+    from sglang_plt.codec import ProfileError
     from sglang_plt.host.codec import PoolCodec
-    from sglang_plt.host.ranks import make_agree_min
+    from sglang_plt.host.ranks import make_agree_max, make_agree_min
     from sglang_plt.plugin import tree_route
 
     tree_route.install()
     params = context.params
     pool = params.token_to_kv_pool_allocator.get_kvcache()
+    agree_min = make_agree_min(params.tp_cache_group)
     codec = None
     budget = 0
     if config.has_cold_tier:
-        codec = PoolCodec(config.codec, pool, context)
+        try:
+            codec = PoolCodec(config.codec, pool, context, config.profile, config.predictive_delta, agree_min)
+        except ProfileError as error:
+            raise ConfigError(f"--plt-codec={config.codec}: {error}") from error
         budget = config.budget_bytes(codec.pool_bytes)
         _check_budget(budget, codec, params.page_size, context.tp_size)
     policy, rates = config.policy, None
@@ -59,7 +64,8 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         codec,
         budget,
         rank=context.tp_rank,
-        agree_min=make_agree_min(params.tp_cache_group),
+        agree_min=agree_min,
+        agree_max=make_agree_max(params.tp_cache_group),
         rates=rates,
     )
     logger.info(

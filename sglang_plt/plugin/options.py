@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_plt.config import CODECS, POLICIES, ConfigError, PLTConfig
+from sglang_plt.config import CODECS, POLICIES, PROFILED, ConfigError, PLTConfig
 from sglang_plt.plugin.refusals import check_flags
 from sglang_plt.plugin.seams import SeamError, check_seams, seam_error
 
@@ -68,7 +68,16 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--plt-{name}", type=type, metavar=metavar, default=argparse.SUPPRESS, help=help)
 
     add("config", str, "FILE", "JSON file with these options, without the prefix; flags override it.")
-    add("codec", str, "CODEC", f"How evicted KV is stored: {', '.join(CODECS)} (default {default.codec}).")
+    add(
+        "codec", str, "CODEC", f"How evicted KV is stored: {', '.join((*CODECS, *PROFILED))} (default {default.codec})."
+    )
+    add("profile", str, "PATH", "Profile, or directory of profiles (default: where sglang-plt calibrate puts them).")
+    add(
+        "predictive-delta",
+        _switch,
+        "on|off",
+        "Whether fast and dense predict a layer from the one below (default on); off is for comparison.",
+    )
     add("cold-bytes", str, "SIZE", "Budget of the cold tier on each rank, for example 4GiB; 0 switches it off.")
     add(
         "cold-fraction",
@@ -99,7 +108,7 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "replay-tokens",
         int,
         "TOKENS",
-        f"Keep the keys of this many dropped tokens for their statistics, at 8 bytes each and up to 1 KB a node, on "
+        "Keep the keys of this many dropped tokens for their statistics, at 8 bytes each and about 1 KB a node, on "
         f"each rank (default {default.replay_tokens}).",
     )
     add(
@@ -109,6 +118,12 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         f"Sequences that share this much information are a cluster of their own (default {default.delta_threshold}).",
     )
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
+
+
+def _switch(text: str) -> bool | str:
+    """``on`` or ``off``; whatever else is left to the configuration to refuse."""
+    switches: dict[str, bool | str] = {"on": True, "off": False}
+    return switches.get(text.lower(), text)
 
 
 def _after_from_cli_args(record: ServerArgs, cls: type[ServerArgs], args: argparse.Namespace) -> None:
@@ -171,7 +186,7 @@ def config_of(record: ServerArgs) -> PLTConfig | None:
             raise ConfigError(f"{flags} given without --radix-cache plt; add it, or drop the options")
         return None
     theirs = record.radix_eviction_policy.lower()
-    if theirs not in POLICIES or (theirs == PLAIN_POLICY and not getattr(record, EXPLICIT)):
+    if theirs not in POLICIES or (theirs == PLAIN_POLICY and not getattr(record, EXPLICIT, False)):
         return PLTConfig.from_options(given)  # what we do not have is refused with the other flags
     config = PLTConfig.from_options(given, policy=theirs)
     if config.policy != theirs:

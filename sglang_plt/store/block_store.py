@@ -27,11 +27,12 @@ class BlockStore:
     def free_bytes(self) -> int:
         return self.budget_bytes - self.used_bytes
 
-    def add(self, num_rows: int, num_bytes: int, position: int, slots: Any) -> View:
+    def add(self, num_rows: int, num_bytes: int, position: int, slots: Any, teaches: bool = False) -> View:
         """Charge one block to the budget and return the view of all its rows.
 
         Args:
             slots: where its rows are until the writer has read them.
+            teaches: see :class:`Block`.
 
         Raises:
             MemoryError: it does not fit; make room first.
@@ -39,10 +40,16 @@ class BlockStore:
         if num_bytes > self.free_bytes:
             raise MemoryError(f"a block of {num_bytes} bytes does not fit into {self.free_bytes} free bytes")
         self._next_id += 1
-        block = Block(self._next_id, num_rows, num_bytes, position, refs=1, slots=slots)
+        block = Block(self._next_id, num_rows, num_bytes, position, refs=1, slots=slots, teaches=teaches)
         self.used_bytes += num_bytes
         self.num_blocks += 1
         return View(block, 0, num_rows)
+
+    def settle(self, block: Block, num_bytes: int) -> None:
+        """Charge what a block turned out to need; the store may be over its budget afterwards."""
+        self.used_bytes += num_bytes - block.num_bytes
+        block.num_bytes = num_bytes
+        block.settled = True
 
     def release(self, views: Iterable[View]) -> int:
         """Give up views; returns the bytes of the blocks that nobody needs any more."""

@@ -39,10 +39,25 @@ def row_values(tokens: array, namespace: Any = None) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+class Sized(list):
+    """Encoded rows that say how many bytes they take."""
+
+    def __init__(self, rows: Any, size: int):
+        super().__init__(rows)
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
 class CopyCodec:
-    """The simplest row codec: the rows themselves. ``failing`` makes it raise where a test wants it to."""
+    """The simplest row codec: the rows themselves.
+
+    ``failing`` makes it raise where a test wants it to; without ``fixed_size`` blocks take what their rows say.
+    """
 
     lossless = True
+    fixed_size = True
 
     def __init__(self, pool: MHATokenToKVPool):
         self.buffers = [pool.get_key_buffer(0), pool.get_value_buffer(0)]
@@ -51,11 +66,15 @@ class CopyCodec:
     def num_bytes(self, num_rows: int, position: int) -> int:
         return 8 * num_rows + 16
 
-    def encode(self, slots: torch.Tensor, position: int) -> Any:
+    def advance(self, agree_min: Any) -> bool:
+        return False
+
+    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> Any:
         if "encode" in self.failing:
             raise RuntimeError("encode was told to fail")
         assert len(slots) > 0
-        return torch.stack([buffer[slots].flatten() for buffer in self.buffers])
+        rows = [buffer[slots].flatten() for buffer in self.buffers]
+        return Sized(rows, 1 + int(rows[0].abs().sum()) % self.num_bytes(len(slots), position))
 
     def decode(self, data: Any, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
         if "decode" in self.failing:

@@ -25,6 +25,7 @@ class RealCodec:
     """The product's ``raw`` blocks over the harness's pool."""
 
     lossless = True
+    fixed_size = True
 
     def __init__(self, harness: Harness):
         keys, values = harness.pool.get_key_buffer(0), harness.pool.get_value_buffer(0)
@@ -34,7 +35,10 @@ class RealCodec:
     def num_bytes(self, num_rows: int, position: int) -> int:
         return block_limit(self.codec, num_rows, exact_rows(position, num_rows))
 
-    def encode(self, slots, position):
+    def advance(self, agree_min):
+        return False
+
+    def encode(self, slots, position, teaches=False):
         return encode_block(self.codec, 1, slots, position)
 
     def decode(self, data, start, stop, slots, position):

@@ -10,7 +10,7 @@ from hypothesis.stateful import invariant
 from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored
 
 from sglang_plt.blocks import BLOCK_TOKENS
-from sglang_plt.cache.policy import TierRates
+from sglang_plt.cache.policy import CachePolicy, TierRates
 from sglang_plt.config import PLTConfig
 from sglang_plt.value import Rates
 from tests.cache.harness import Harness, Request
@@ -57,9 +57,12 @@ class UnderPressure(Parity):
     pressure = True
     kinds = ("plt",)
     part_tokens = BLOCK_TOKENS
+    fixed_size = True
 
     def prepare(self) -> None:
         self.ours.cache.policy.part_tokens = self.part_tokens
+        self.ours.codec.fixed_size = self.fixed_size
+        self.ours.cache.cold.codec_changed()
 
     @invariant()
     def what_is_in_line_stays_there(self) -> None:
@@ -78,6 +81,8 @@ CASES = {
     "tiny_store": {"slots": 72, "part_tokens": 2, "cold_bytes": 120, "background": True},
     "pages_of_4": {"slots": 160, "page_size": 4, "repeat": 2, "part_tokens": 8, "background": True},
     "parts_that_are_no_pages": {"slots": 160, "page_size": 4, "repeat": 2, "part_tokens": 6, "cold_bytes": 1200},
+    "varying_sizes": {"slots": 72, "part_tokens": 4, "cold_bytes": 400, "fixed_size": False},
+    "varying_sizes_in_background": {"slots": 72, "cold_bytes": 300, "fixed_size": False, "background": True},
     "pages_of_64": {"slots": 4096, "page_size": 64, "repeat": 32, "cold_bytes": 30_000},
 }
 
@@ -186,6 +191,14 @@ def test_other_policies_learn_nothing():
     assert harness.cache.trie.on_split is None
 
 
+def test_options_of_sglangs_policies_are_heeded():
+    protects = CachePolicy("slru", {"protected_threshold": 1}).order
+    harness = Harness("plt-hot", slots=100)
+    serve(harness, tokens(1, 20))
+    (node,) = harness.cache.trie.nodes()
+    assert (protects(node)[0], CachePolicy("slru").order(node)[0]) == (1, 0)
+
+
 # -- what it takes ----------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +295,7 @@ def test_rates_of_the_tiers():
 
 def test_tiers_share_what_they_learn_and_differ_in_savings():
     harness, _ = make("plt")
-    policy = type(harness.cache.policy)("value", None, TierRates.of(10_000, 5_000, 100, 64, 16))
+    policy = CachePolicy("value", None, TierRates.of(10_000, 5_000, 100, 64, 16))
     assert policy.order.now == policy.lower_order.now == 0
     serve(harness, tokens(1, 20))
     (node,) = harness.cache.trie.nodes()

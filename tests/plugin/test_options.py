@@ -22,6 +22,8 @@ Parse = Callable[..., Any]
 Refusal = Callable[..., str]
 
 EVERY_OPTION = {
+    "profile": ("/profiles", "/profiles"),
+    "predictive_delta": ("off", False),
     "codec": ("raw", "raw"),
     "cold_bytes": ("4GiB", 4 << 30),
     "cold_fraction": ("0.5", 0.5),
@@ -86,8 +88,8 @@ def test_every_field_has_a_flag_and_every_flag_a_field():
 @pytest.mark.parametrize("name", EVERY_OPTION)
 def test_a_flag_sets_its_field(parse: Parse, name: str):
     text, value = EVERY_OPTION[name]
-    record = parse("--radix-cache", "plt", flag(name), text)
-    assert config_of(record) == dataclasses.replace(PLTConfig(), **{name: value})
+    record = parse("--radix-cache", "plt", "--plt-codec", "dense", flag(name), text)
+    assert config_of(record) == dataclasses.replace(PLTConfig(codec="dense"), **{name: value})
 
 
 def test_defaults(parse: Parse):
@@ -240,7 +242,7 @@ def test_flags_override_the_json_file(parse: Parse, tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"kodec": "raw"}', "unknown option kodec; the options are codec, cold_bytes, "),
+        ('{"kodec": "raw"}', "unknown option kodec; the options are codec, profile, "),
         ('{"config": "other.json"}', "unknown option config; the options are "),
         ('{"cold_fraction": NaN}', "--plt-cold-fraction=nan must lie in 0..1000"),
         ('{"cold_fraction": true}', "--plt-cold-fraction=True must be a number"),

@@ -110,7 +110,8 @@ def test_the_demo_sees_the_same(small):
     _, demo = small
     assert [turn.turn for turn in demo.turns] == [1] * 4 + [2] * 4
     assert all(turn.computed > 0 for turn in demo.turns)
-    assert all(turn.restored > 100 for turn in demo.turns[4:])
+    assert all(turn.device + turn.restored > 100 for turn in demo.turns[4:])
+    assert sum(turn.restored > 100 for turn in demo.turns[4:]) >= 2  # which ones is up to the policy
     assert all(0 < turn.first_token_s <= turn.total_s for turn in demo.turns)
     assert demo.share("device") + demo.share("restored") + demo.share("computed") == pytest.approx(1)
     assert demo.pool_token_bytes == ROW_BYTES

@@ -23,10 +23,12 @@ POOL_TOKENS = 4096
 COMMON = ("--plt-codec", "raw", "--plt-cold-fraction", "8", "--chunked-prefill-size", "512")
 
 
-@pytest.fixture(scope="module", params=[1, 16], ids=lambda size: f"page{size}")
+@pytest.fixture(scope="module", params=[(1, "lru"), (16, "value")], ids=["page1-lru", "page16-value"])
 def server(request, tiny_llama_dir):
-    with running(server_args(tiny_llama_dir, POOL_TOKENS, *COMMON, "--page-size", str(request.param))) as server:
-        server.page_size = request.param
+    page_size, policy = request.param
+    args = server_args(tiny_llama_dir, POOL_TOKENS, *COMMON, "--page-size", str(page_size), "--plt-policy", policy)
+    with running(args) as server:
+        server.page_size, server.policy = page_size, policy
         yield server
 
 
@@ -62,7 +64,8 @@ class TestCacheHit(Case):
             max_parallel=2,
         )
         assert result["overall"]["total_prompt_tokens"] > 2 * POOL_TOKENS
-        assert self.restored_tokens() - before > POOL_TOKENS / 2
+        # what ``value`` leaves on the device depends on what it has learned by then
+        assert self.restored_tokens() - before > POOL_TOKENS / (2 if self.server.policy == "lru" else 8)
 
 
 class TestPrefixCacheBranching(Case, PrefixCacheBranchingMixin):
@@ -113,7 +116,7 @@ class TestKLDivergence(Case, KLDivergenceMixin):
 
 
 class TestBasicSchedulerStress(Case, stress_kit.BasicSchedulerStressMixin):
-    """Each probe runs after its prompts were served and pushed out of the pool. The kit asks for capitals; a model with
+    """Each probe runs after its prompts were served and, by ``lru``, pushed out of the pool. The kit asks for capitals; a model with
     random weights has to repeat what it answered when it was asked alone. The long prompt has 300 of 800 sentences: it
     must fit the context.
     """
@@ -132,7 +135,7 @@ class TestBasicSchedulerStress(Case, stress_kit.BasicSchedulerStressMixin):
         self._stress_generate(make_text(random.Random(0), POOL_TOKENS - 100), 1)
         before = self.restored_tokens()
         yield
-        if self.server.page_size == 1 or "streaming" not in request.node.name:  # its prompt is shorter than a page
+        if self.server.policy == "lru":  # ``value`` may have kept them
             assert self.restored_tokens() > before
 
     def assertIn(self, member, container):
