@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", metavar="N", type=int, default=1280, help="tokens of one context (default: 1280)")
     parser.add_argument(
-        "--kl", metavar="NATS", type=float, default=0.003, help="divergence that the profile aims at (default: 0.003)"
+        "--kl", metavar="NATS", type=float, default=0.0015, help="divergence that the profile aims at (default: 0.0015)"
     )
     parser.add_argument(
         "--group", metavar="N", type=int, help="layers that share a transform (default: by the model's width)"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sglang_plt.cli.errors import UserError
-from sglang_plt.config import CODECS
+from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL
 
 NAME = "demo"
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"model directory to serve (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
     )
-    parser.add_argument("--codec", choices=CODECS, default="int8", help="how evicted KV is stored (default: int8)")
+    parser.add_argument(
+        "--codec", choices=(*CODECS, *PROFILED), default="int8", help="how evicted KV is stored (default: int8)"
+    )
     parser.add_argument("--users", metavar="N", type=int, default=6, help="conversations (default: 6)")
     parser.add_argument("--turns", metavar="N", type=int, default=3, help="questions of each user (default: 3)")
     parser.add_argument(

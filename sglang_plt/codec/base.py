@@ -11,6 +11,7 @@ import torch
 
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows
+from triton_ops.int_groups import to_pool_dtype
 
 
 class EncodeError(ValueError):
@@ -42,6 +43,8 @@ class Codec(ABC):
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
         _check_pool(pool)
+        if rotary is not None and not pool.layout.v_head_dim:
+            raise ValueError("codec: latent rows are stored with their rotated channels as they are, without a rotary")
         if rotary is not None and rotary.rotary_dim > pool.layout.head_dim:
             raise ValueError(f"codec: rotary_dim {rotary.rotary_dim} exceeds head_dim {pool.layout.head_dim}")
         self.pool = pool
@@ -192,6 +195,20 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
     """Any contiguous tensor as flat uint8 ``[bytes]``."""
     return rows.reshape(-1).view(torch.uint8)
+
+
+def put_rows(buffer: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """``buffer[slots] = rows``; as bytes where torch has no kernel for the dtype."""
+    if buffer.dtype.itemsize == 1:
+        buffer, rows = buffer.view(torch.uint8), rows.view(torch.uint8)
+    buffer.index_copy_(0, slots, rows)
+
+
+def to_pool(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float32 to the pool's dtype, to nearest even; float16 and float8 saturate instead of becoming infinite."""
+    if dtype.itemsize == 1:
+        x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    return to_pool_dtype(x, dtype)
 
 
 def slot_indices(slots: torch.Tensor) -> np.ndarray:

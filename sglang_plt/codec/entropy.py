@@ -51,23 +51,23 @@ def frequencies(weights: list[Decimal]) -> np.ndarray:
     return np.array(counts, np.int64)
 
 
-def _laplace(cls: int) -> tuple[Decimal, list[Decimal]]:
-    """Probability of 0, and of 1, 2, ... ``limit``, of a rounded Laplace variable; computed in decimal arithmetic."""
+def _laplace(cls: int) -> tuple[Decimal, list[Decimal], Decimal]:
+    """Probabilities of a rounded Laplace variable: of 0, of 1, 2, ... ``limit``, and of what lies outside."""
     half = (-1 / (2 * scale(cls))).exp()
     tail, tails = half, []
     for _ in range(limit(cls)):
         tails.append(tail / 2 * (1 - half * half))
         tail *= half * half
-    return 1 - half, tails
+    return 1 - half, tails, tail
 
 
 @cache
 def value_frequencies(cls: int) -> np.ndarray:
     """Of the codes ``-limit .. limit`` of a class, then of an escape; a sparse class has no zero."""
     with localcontext(_DECIMAL):
-        zero, tails = _laplace(cls)
+        zero, tails, outside = _laplace(cls)
         middle = [] if cls < NUM_SPARSE else [zero]
-        return frequencies([*reversed(tails), *middle, *tails, Decimal(0)])
+        return frequencies([*reversed(tails), *middle, *tails, outside])
 
 
 @cache
@@ -92,7 +92,7 @@ def _costs() -> np.ndarray:
     found[:, 0] = 0, 1e9, 1e9
     with localcontext(_DECIMAL):
         for cls in range(1, NUM_CLASSES):
-            zero, tails = _laplace(cls)
+            zero, tails, _ = _laplace(cls)
             found[0, cls] = -np.log2(float(zero))
             found[1, cls] = -np.log2(float(tails[0]))
             found[2, cls] = np.log2(float(tails[0] / tails[1]))

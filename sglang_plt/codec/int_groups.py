@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from sglang_plt.codec.base import Codec, EncodeError, as_bytes, as_tensor, slot_indices
+from sglang_plt.codec.base import Codec, EncodeError, as_bytes, as_tensor, put_rows, slot_indices, to_pool
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
 from triton_ops import int_groups
@@ -16,6 +16,7 @@ from triton_ops.int_groups.cpu_encode import encode
 from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _RECORD_ALIGN = 16
 
 
@@ -24,10 +25,11 @@ class IntGroups(Codec):
 
     Args:
         bits: 4 or 8.
-        kernels: False runs the torch path on a CPU too; it is the specification and what a GPU runs.
+        kernels: False runs the torch path on a CPU too; it is the specification, and what a GPU and pools of float8 or
+            latent rows run.
 
     Raises:
-        ValueError: the pool is not float32, bfloat16 or float16; or ``int4`` with an odd head dim.
+        ValueError: the pool is not of a floating-point type that we know; or ``int4`` with an odd head dim.
     """
 
     version = 1
@@ -36,7 +38,7 @@ class IntGroups(Codec):
         super().__init__(pool, rotary)
         layout = self.layout
         self.name, self.bits, self.kernels = f"int{bits}", bits, kernels
-        if layout.dtype not in _KINDS:
+        if layout.dtype not in (*_KINDS, *_FLOAT8):
             raise ValueError(f"codec {self.name}: a {layout.dtype} pool is not supported; use codec raw")
         if bits == 4 and (layout.head_dim % 2 or layout.v_head_dim % 2):
             raise ValueError(
@@ -44,9 +46,10 @@ class IntGroups(Codec):
             )
         rotation = (rotary.rotary_dim, rotary.is_neox) if rotary is not None else (0, True)
         dims = (layout.head_dim, layout.v_head_dim, *rotation)
-        self._use_kernels = kernels and self._on_cpu
-        self._shape = (bits, _KINDS[layout.dtype], layout.kv_heads, *dims)
-        self._decode_rows = decoder(bits, _KINDS[layout.dtype], *dims)
+        self._use_kernels = kernels and self._on_cpu and layout.dtype in _KINDS and layout.v_head_dim > 0
+        if self._use_kernels:
+            self._shape = (bits, _KINDS[layout.dtype], layout.kv_heads, *dims)
+            self._decode_rows = decoder(bits, _KINDS[layout.dtype], *dims)
 
     @property
     def stores_rotated_keys(self) -> bool:
@@ -64,7 +67,7 @@ class IntGroups(Codec):
             num_exact * k * layout.dtype.itemsize,
             num_exact * v * layout.dtype.itemsize,
             -(-rows // int_groups.GROUP) * 2 * k * 2,
-            rows * layout.kv_heads * 2 * 2,
+            rows * layout.kv_heads * 2 * 2 if v else 0,
             rows * k * self.bits // 8,
             rows * v * self.bits // 8,
         )
@@ -126,7 +129,7 @@ class IntGroups(Codec):
                 kept = self.rotary.undo(kept, positions)
             try:
                 key_params, key_codes = int_groups.encode_keys(kept, self.bits)
-                value_params, value_codes = int_groups.encode_values(v[num_exact:].float(), self.bits)
+                value_params, value_codes = self._encode_values(v[num_exact:].float())
             except int_groups.NotEncodable as error:
                 raise EncodeError(f"codec {self.name}: layer {layer}: {error}") from error
             parts = (k[:num_exact], v[:num_exact], key_params, value_params, key_codes, value_codes)
@@ -134,6 +137,10 @@ class IntGroups(Codec):
             target[at : at + len(record)].copy_(record)
             target[at + len(record) : at + record_bytes] = 0
             at += record_bytes
+
+    def _encode_values(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and codes; both empty for latent rows."""
+        return int_groups.encode_values(values, self.bits) if values.shape[-1] else (values, values)
 
     def _decode_torch(
         self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
@@ -160,6 +167,7 @@ class IntGroups(Codec):
             k = int_groups.decode_keys(key_params, key_codes, bits, first)
             if self.rotary is not None:
                 k = self.rotary.apply(k, positions)
-            v = int_groups.decode_values(value_params, value_codes, bits)
-            keys.index_copy_(0, slots, torch.cat((exact_k, int_groups.to_pool_dtype(k, layout.dtype))))
-            values.index_copy_(0, slots, torch.cat((exact_v, int_groups.to_pool_dtype(v, layout.dtype))))
+            put_rows(keys, slots, torch.cat((exact_k, to_pool(k, layout.dtype))))
+            if layout.v_head_dim:
+                v = int_groups.decode_values(value_params, value_codes, bits)
+                put_rows(values, slots, torch.cat((exact_v, to_pool(v, layout.dtype))))

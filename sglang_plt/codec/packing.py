@@ -152,10 +152,8 @@ class Fixed(Packing):
         return torch.from_numpy(values).to(device), torch.from_numpy(np.flatnonzero(used.repeat(BAND))).to(device)
 
     def warm_up(self) -> None:
-        # fresh codes can be written to, those of a block cannot: both variants of the decoder
         stored, _ = self.quantise(torch.ones(2, BAND))
-        for bands in (stored, *self.unpack(memoryview(self.pack([stored])), [BAND], 2)):
-            self.dequantise(bands, 0, 2, torch.device("cpu"))
+        self.dequantise(stored, 0, 2, torch.device("cpu"))
 
 
 def _gaps(where: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

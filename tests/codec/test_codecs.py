@@ -135,6 +135,25 @@ def test_float16_saturates_instead_of_overflowing():
         assert torch.equal(target.values[0][slots], pool.values[0][slots])
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(("name", "largest"), [("int4", 0.5), ("int8", 0.03)])
+def test_float8_pools(dtype, name, largest):
+    pool, target, rotary = make_pool(dtype), make_pool(dtype, fill=NAN), make_rotary()
+    slots, where = some_slots(100), some_slots(100, seed=2)
+    pool.values[1][slots[50]] = torch.finfo(dtype).max
+    payload = encode(make_codec(name, pool, rotary), slots, 0, 4)
+    make_codec(name, target, rotary).decode(payload, 100, 4, 0, 100, where, 0)
+    for got, want in zip(target.keys + target.values, pool.keys + pool.values, strict=True):
+        assert torch.equal(got[where[:4]].view(torch.uint8), want[slots[:4]].view(torch.uint8))
+        got, want = got[where].float(), want[slots].float()
+        spacing = want.abs().clamp_min(0.01) * torch.finfo(dtype).eps
+        assert ((got - want).abs() <= 3 * largest + spacing).all()
+        assert (got - want).abs().mean() <= largest
+    assert (target.values[1][where[50]].float() == torch.finfo(dtype).max).all()
+    with pytest.raises(EncodeError, match=f"codec {name}: layer 0"):
+        encode(make_codec(name, make_pool(dtype, fill=NAN), rotary), slots, 9, 0)
+
+
 def test_threads_share_a_codec():
     pool, slots = make_pool(), some_slots(200)
     codec = make_codec("int4", pool, make_rotary())
@@ -178,8 +197,8 @@ def test_warm_up_leaves_the_pool_alone(name):
 def test_refuses_pools_and_names_it_cannot_serve():
     with pytest.raises(ValueError, match="unknown codec 'zip'; choose one of raw, int8, int4"):
         make_codec("zip", make_pool(), None)
-    with pytest.raises(ValueError, match=r"codec int4: a torch\.float8_e4m3fn pool is not supported; use codec raw"):
-        make_codec("int4", make_pool(torch.float8_e4m3fn), None)
+    with pytest.raises(ValueError, match=r"codec int4: a torch\.uint8 pool is not supported; use codec raw"):
+        make_codec("int4", make_pool(torch.uint8, fill=0.0), None)
     with pytest.raises(ValueError, match="head dims must be even, got 5 and 4; use codec int8"):
         make_codec("int4", make_pool(dim=5, v_dim=4), None)
     with pytest.raises(ValueError, match="rotary_dim 64 exceeds head_dim 6"):

@@ -43,7 +43,9 @@ def decode(bands: Bands, start: int, stop: int, wanted: np.ndarray | None = None
     ends = np.cumsum(bands.widths, dtype=np.int64) * (bands.rows * BAND // 8)
     offsets = (ends - bands.widths.astype(np.int64) * (bands.rows * BAND // 8))[wanted]
     out: np.ndarray = np.empty((stop - start, BAND * len(wanted)), np.float32)
-    _unpack(bands.packed, offsets, bands.widths[wanted], scale_of(bands.scales[wanted]), start, stop, out)
+    packed = bands.packed.view()
+    packed.flags.writeable = False  # one compiled variant
+    _unpack(packed, offsets, bands.widths[wanted], scale_of(bands.scales[wanted]), start, stop, out)
     band, rest = np.divmod(bands.where, bands.rows * BAND)
     row, inside = np.divmod(rest, BAND)
     shown = (row >= start) & (row < stop)

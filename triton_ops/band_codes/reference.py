@@ -87,9 +87,10 @@ def to_components(bands: Bands, start: int, stop: int) -> torch.Tensor:
     for band, width in enumerate(bands.widths.tolist()):
         size = bands.rows * 2 * width
         if width:
-            packed = torch.from_numpy(bands.packed[at : at + size]).view(bands.rows, 2 * width)
+            packed = torch.from_numpy(bands.packed[at : at + size].copy()).view(bands.rows, 2 * width)
             out[:, band] = (unpack_codes(packed, width).float() - (2**width - 1) / 2) * scales[band]
         at += size
     flat = out.transpose(0, 1).reshape(-1)
     flat[torch.from_numpy(bands.where)] = torch.from_numpy(bands.values.astype(np.float32))
-    return flat.view(len(bands.widths), bands.rows, BAND).transpose(0, 1)[start:stop].reshape(stop - start, -1)
+    rows = flat.view(len(bands.widths), bands.rows, BAND).transpose(0, 1)[start:stop]
+    return rows.reshape(stop - start, BAND * len(bands.widths))
