@@ -116,9 +116,9 @@ class TestKLDivergence(Case, KLDivergenceMixin):
 
 
 class TestBasicSchedulerStress(Case, stress_kit.BasicSchedulerStressMixin):
-    """Each probe runs after its prompts were served and, by ``lru``, pushed out of the pool. The kit asks for capitals; a model with
-    random weights has to repeat what it answered when it was asked alone. The long prompt has 300 of 800 sentences: it
-    must fit the context.
+    """Each probe runs after its prompts were served and, by ``lru``, pushed out of the pool. The kit asks for capitals;
+    a model with random weights has to repeat what it answered when it was asked alone. The long prompt has 300 of 800
+    sentences: it must fit the context.
     """
 
     sanity_max_new_tokens_short = 16
