@@ -113,6 +113,7 @@ SEAMS = (
         members=("available_size", "alloc", "free_segment", "get_kvcache"),
     ),
     Seam(f"{_MEM}.memory_pool.MHATokenToKVPool", members=("get_key_buffer", "get_value_buffer")),
+    Seam(f"{_MEM}.memory_pool.MLATokenToKVPool", members=("get_key_buffer",)),
     Seam(
         "sglang.srt.managers.schedule_batch.ReqKvInfo",
         parameters=("req_pool_idx", "cache_protected_len", "cache_inserted_len"),

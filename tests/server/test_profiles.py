@@ -10,6 +10,7 @@ import pytest
 
 from sglang_plt.serving import ServerProcess, ServerStartError
 from tests.server.conftest import check_healthy, running, server_args
+from tests.tiny_model import make_tiny_llama
 
 
 def ask(server: ServerProcess, tokens: list[int], num_new: int = 4) -> dict:
@@ -19,11 +20,14 @@ def ask(server: ServerProcess, tokens: list[int], num_new: int = 4) -> dict:
     )
 
 
-def test_learns_a_profile_while_serving(tiny_llama_dir: Path, tmp_path: Path):
-    args = server_args(tiny_llama_dir, 1024, "--plt-codec", "dense", "--plt-cold-fraction", "8")
+@pytest.mark.parametrize(("codec", "qk_norm"), [("dense", False), ("fast", True)], ids=["llama-dense", "qwen3-fast"])
+def test_learns_a_profile_while_serving(tmp_path: Path, codec: str, qk_norm: bool):
+    model = make_tiny_llama(tmp_path / "model", qk_norm=qk_norm)
+    args = server_args(model, 1024, "--plt-codec", codec, "--plt-cold-fraction", "8")
     rng = random.Random(0)
     with running(args, SGLANG_PLT_PROFILES=str(tmp_path)) as server:
-        wanted = int(re.search(r"codec=int8/1 \(.*; dense after (\d+) tokens\)", server.log_text())[1])
+        found = re.search(rf"codec=int8/1 \(keys without RoPE; {codec} after (\d+) tokens\)", server.log_text())
+        wanted = int(found[1])
         host_hits = {False: 0, True: 0}
         for _ in range(6 + wanted // 1600):
             learned = "learned a profile" in server.log_text()
@@ -33,7 +37,7 @@ def test_learns_a_profile_while_serving(tiny_llama_dir: Path, tmp_path: Path):
                 host_hits[learned] += (answer["meta_info"]["cached_tokens_details"] or {"host": 0})["host"]
             if learned and host_hits[True] > 1000:
                 break
-        assert "new blocks are stored as dense/1" in server.log_text()
+        assert f"new blocks are stored as {codec}/1" in server.log_text()
         assert min(host_hits.values()) > 1000, "blocks of both codecs are restored"
         check_healthy(server)
 
