@@ -7,6 +7,7 @@ import torch
 
 from sglang_plt import cli
 from sglang_plt.quality import QualityError, kl
+from sglang_plt.quality.library import library_sources
 from sglang_plt.quality.model import ReferenceModel, Rows
 from sglang_plt.quality.texts import builtin_windows, file_windows
 from sglang_plt.results import read_rows
@@ -95,8 +96,16 @@ def test_built_in_windows_are_of_three_kinds_and_reproducible(model):
     assert windows == builtin_windows(model.tokenizer, 4, 64)
     assert windows[0].ids != windows[3].ids
     assert "<|im_start|>user" in model.tokenizer.decode(windows[2].ids)
-    with pytest.raises(QualityError, match="--windows=3000: the built-in prose"):
+    with pytest.raises(QualityError, match="the built-in prose does not fill 3000 windows of 2 tokens"):
         builtin_windows(model.tokenizer, 3000, 2)
+
+
+def test_calibration_and_evaluation_share_no_text(model):
+    evaluation, calibration = (
+        builtin_windows(model.tokenizer, 12, 64, split) for split in ("evaluation", "calibration")
+    )
+    assert not {tuple(window.ids[8:40]) for window in evaluation} & {tuple(window.ids[8:40]) for window in calibration}
+    assert not set(library_sources("evaluation")) & set(library_sources("calibration"))
 
 
 def test_windows_of_a_file_are_spread(model, tmp_path):
