@@ -161,7 +161,8 @@ class ColdTier:
             sizes = self._agree_max([len(block.data) if block.data is not None else 0 for block in open_blocks])
         for block, size in zip(open_blocks, sizes, strict=True):
             self.store.settle(block, size)
-            self._sizes.learn(block.num_rows, size)
+            if block.teaches and size:
+                self._sizes.learn(block.num_rows, size)
         if self.store.free_bytes >= 0:
             return
         self.trie.pin(node)
@@ -189,8 +190,10 @@ class ColdTier:
     def _finish_reads(self, views: list[View]) -> None:
         """Let no block that stays, or that is in work, read slots that its node may lose from now on."""
         for view in views:
-            if view.block.refs > 1 or view.block.state is BlockState.ENCODING:
+            if view.block.refs > 1:
                 self.writer.finish(view.block)
+            else:
+                self.writer.abandon(view.block)
 
     def _drop_cold(self, node: Node) -> None:
         self.stats.dropped_tokens["cold"] += len(node)

@@ -7,7 +7,7 @@ from typing import Protocol
 from sglang_plt.blocks import BLOCK_TOKENS
 
 _WEIGHT = 16  # blocks that a mean remembers
-_EXPECTED_SHARE = 4  # of the most that a block may take, until one was seen
+_EXPECTED_SHARE = 2  # of the most that a block may take, until one was seen
 
 
 class _Codec(Protocol):

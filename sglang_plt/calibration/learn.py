@@ -8,9 +8,11 @@ small; ``sglang-plt calibrate`` gives the better profile.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import torch
 
@@ -26,65 +28,71 @@ MAX_BYTES = 1 << 30
 """Most memory that moments may take; a wider model is not learned."""
 ROWS_PER_CHANNEL = 8
 """Rows that are gathered, for every channel of a unit and the layer below it, before the fit."""
+_WAITING = 2  # blocks whose rows wait for their moments; what comes while they do is not learned from
+
+T = TypeVar("T")
 
 
-class SelfCalibration:
-    """Gathers second moments until there are enough, then fits on a thread of its own.
+class SelfCalibration(Generic[T]):
+    """Gathers second moments until there are enough, then fits; all of it on a thread of its own.
 
     Args:
         info: what the profile is to be for; step, tokens and sensitivity are filled in.
+        build: makes of the profile what is wanted; runs on that thread too.
+
+    Attributes:
+        result: what ``build`` made, once it is there.
+        done: True when there is a result, or never will be.
 
     Raises:
         ValueError: the moments of such a model would exceed :data:`MAX_BYTES`.
     """
 
-    def __init__(self, info: ProfileInfo) -> None:
+    def __init__(self, info: ProfileInfo, build: Callable[[Profile], T]) -> None:
         size = Moments.num_bytes(info.num_layers, info.width, info.group)
         if size > MAX_BYTES:
             raise ValueError(f"its second moments would take {size} bytes, more than {MAX_BYTES}")
         self.info = replace(info, step=(12 * NOISE_SHARE) ** 0.5, sensitivity="kind")
         self.rows_wanted = ROWS_PER_CHANNEL * info.width * (info.group + 1)
-        self.profile: Profile | None = None
-        self.failed = False
-        self._moments: Moments | None = Moments(info.num_layers, info.width, info.group)
-        self._lock = threading.Lock()
+        self.result: T | None = None
+        self.done = False
+        self._build = build
+        self._rows: queue.Queue[Sequence[torch.Tensor]] = queue.Queue(_WAITING)
+        self._enough = False
         self._thread: threading.Thread | None = None
 
     @property
     def wants_rows(self) -> bool:
-        """False once enough was gathered."""
-        return self._moments is not None and self._moments.count < self.rows_wanted
+        """False while rows wait, and once enough were gathered."""
+        return not self._enough and not self._rows.full()
 
-    @property
-    def ready(self) -> bool:
-        """True when :attr:`profile` is there, or never will be."""
-        return self.profile is not None or self.failed
-
-    def add(self, layers: Sequence[torch.Tensor]) -> None:
-        """Take in rows of the same tokens in every layer, float32 ``[n, width]``; from any thread."""
-        with self._lock:
-            if not self.wants_rows or self._moments is None:
-                return
-            self._moments.add(layers)
-            if not self.wants_rows:
-                self._thread = threading.Thread(target=self._fit, name="plt-calibration", daemon=True)
-                self._thread.start()
+    def offer(self, layers: Sequence[torch.Tensor]) -> None:
+        """Rows of the same tokens in every layer, float32 ``[n, width]``; returns at once. One thread at a time."""
+        try:
+            self._rows.put_nowait(layers)
+        except queue.Full:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="plt-calibration", daemon=True)
+            self._thread.start()
 
     def join(self) -> None:
-        """Wait for the fit, if it has begun."""
+        """Wait until it is done; rows for that must have been offered."""
         if self._thread is not None:
             self._thread.join()
 
-    def _fit(self) -> None:
-        moments = self._moments
-        assert moments is not None
+    def _run(self) -> None:
+        info = self.info
         try:
-            info = replace(self.info, tokens=moments.count)
-            self.profile = make_profile(info, moments, lambda unit: self._even(moments, unit))
+            moments = Moments(info.num_layers, info.width, info.group)
+            while moments.count < self.rows_wanted:
+                moments.add(self._rows.get())
+            self._enough = True
+            profile = make_profile(replace(info, tokens=moments.count), moments, lambda unit: self._even(moments, unit))
+            self.result = self._build(profile)
         except Exception:
-            self.failed = True
-            logger.exception("PLT cache: no profile could be fitted; blocks go on to be stored as int8")
-        self._moments = None
+            logger.exception("PLT cache: no profile could be learned; blocks go on to be stored as they are")
+        self._enough = self.done = True
 
     def _even(self, moments: Moments, unit: range) -> torch.Tensor:
         """Weights that make one step the same share of the variance of every layer and kind."""
@@ -92,5 +100,6 @@ class SelfCalibration:
         info, weights = self.info, []
         for part in variances.view(len(unit), info.width):
             for channels in part.split((info.kv_heads * info.head_dim, info.kv_heads * info.v_head_dim)):
-                weights.append((1 / channels.mean().clamp_min(1e-12)).expand(len(channels)))
+                if len(channels):
+                    weights.append((1 / channels.mean().clamp_min(1e-12)).expand(len(channels)))
         return torch.diag(torch.cat(weights))

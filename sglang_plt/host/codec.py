@@ -12,7 +12,7 @@ import torch
 from sglang.version import __version__ as sglang_version
 
 from sglang_plt.calibration.learn import SelfCalibration
-from sglang_plt.codec import PROFILED, Codec, Profile, make_codec
+from sglang_plt.codec import PROFILED, Codec, Profile, ProfileError, make_codec
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, block_limit, decode_block, encode_block, fingerprint
 from sglang_plt.codec.rows import layer_rows
@@ -61,9 +61,11 @@ class PoolCodec:
         model = context.tp_worker.model_runner.model
         self._rotary = None if name == "raw" else find_rotary(model, layout.head_dim, layout.dtype)
         self._name = name
-        self._learning: SelfCalibration | None = None
+        self._learning: SelfCalibration[Codec] | None = None
         self._codecs: dict[tuple[str, int], Codec] = {}
-        self._current = self._use(self._first(context, profile, predicts, agree_min))
+        self._current = self._first(context, profile, predicts, agree_min)
+        self._current.warm_up()
+        self._codecs[self._current.name, self._current.profile_id] = self._current
         self._device = self._rows.device
         self._forward_stream = getattr(context.tp_worker.model_runner, "forward_stream", None)
         self._fingerprint = fingerprint(
@@ -85,13 +87,22 @@ class PoolCodec:
             return make_codec(self._name, self._rows, self._rotary)
         layout, name = self._rows.layout, self._name.removesuffix("-tight")
         info = profile_info(name, layout, self._rotary is None, predicts, context)
-        found = locate_profile(info, layout, Path(where) if where is not None else None)
-        if agree_min(int(found is not None)):  # a rank without would learn alone
+        found: Profile | None = None
+        refusal: ProfileError | None = None
+        try:
+            found = locate_profile(info, layout, Path(where) if where is not None else None)
+        except ProfileError as error:
+            refusal = error
+        # a rank that stops alone would leave the others waiting, one without a profile would learn alone
+        agreed = agree_min(-1 if refusal is not None else int(found is not None))
+        if agreed < 0:
+            raise refusal or ProfileError("another rank refused its profile; its log says why")
+        if agreed:
             assert found is not None
             return self._make(found)
         fallback = make_codec(FALLBACK, self._rows, self._rotary)
         try:
-            self._learning = SelfCalibration(info)
+            self._learning = SelfCalibration(info, self._prepare)
         except ValueError as error:
             logger.warning(
                 "PLT cache: no profile for codec %s, and none is learned (%s): blocks are stored as %s; make one with "
@@ -105,9 +116,10 @@ class PoolCodec:
     def _make(self, profile: Profile) -> Codec:
         return make_codec(self._name, self._rows, self._rotary, profile)
 
-    def _use(self, codec: Codec) -> Codec:
+    def _prepare(self, profile: Profile) -> Codec:
+        """A learned codec, ready to be used; on the thread that learns."""
+        codec = self._make(profile)
         codec.warm_up()
-        self._codecs[codec.name, codec.profile_id] = codec
         return codec
 
     def describe(self) -> str:
@@ -133,10 +145,20 @@ class PoolCodec:
     def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> np.ndarray:
         """Encode rows; with ``teaches`` their second moments may go into a profile."""
         self._after_forward_pass()
-        if teaches and self._learning is not None and self._learning.wants_rows:
-            kept = exact_rows(position, len(slots))
-            self._learning.add(layer_rows(self._rows, self._rotary, slots[kept:], position + kept))
+        learning = self._learning
+        if teaches and learning is not None and learning.wants_rows:
+            try:
+                learning.offer(self._lesson(slots, position))
+            except Exception as error:  # what is learned must not cost the block
+                logger.warning("PLT cache: nothing is learned from a block: %s: %s", type(error).__name__, error)
         return encode_block(self._current, self._fingerprint, slots, position)
+
+    def _lesson(self, slots: torch.Tensor, position: int) -> list[torch.Tensor]:
+        """A copy of the rows of every layer that a profile would code."""
+        if self._rotary is not None:
+            self._rotary.check_positions(position, len(slots))
+        kept = exact_rows(position, len(slots))
+        return layer_rows(self._rows, self._rotary, slots[kept:].to(self._device), position + kept)
 
     def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
         """Rebuild rows of a block of any codec that was in use."""
@@ -151,13 +173,15 @@ class PoolCodec:
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Take the learned profile into use once every rank has its own; every rank must call it at the same step."""
         learning = self._learning
-        if learning is None or not agree_min(int(learning.ready)):
+        if learning is None or not agree_min(int(learning.done)):
             return False
         self._learning = None
-        if not agree_min(int(learning.profile is not None)):
+        codec = learning.result
+        if not agree_min(int(codec is not None)):
             return False
-        assert learning.profile is not None
-        self._current = self._use(self._make(learning.profile))
+        assert codec is not None
+        self._codecs[codec.name, codec.profile_id] = codec
+        self._current = codec
         logger.info("PLT cache: learned a profile, new blocks are stored as %s", self.describe())
         return True
 

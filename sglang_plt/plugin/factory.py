@@ -36,7 +36,6 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     check_model(context)
 
     from sglang_plt.cache.prefix_cache import PLTRadixCache
-    from sglang_plt.codec import ProfileError
     from sglang_plt.host.codec import PoolCodec
     from sglang_plt.host.ranks import make_agree_max, make_agree_min
     from sglang_plt.plugin import tree_route
@@ -50,7 +49,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     if config.has_cold_tier:
         try:
             codec = PoolCodec(config.codec, pool, context, config.profile, config.predictive_delta, agree_min)
-        except ProfileError as error:
+        except ValueError as error:  # a profile, a pool or a layout that does not go with the codec
             raise ConfigError(f"--plt-codec={config.codec}: {error}") from error
         budget = config.budget_bytes(codec.pool_bytes)
         _check_budget(budget, codec, params.page_size, context.tp_size)

@@ -64,6 +64,15 @@ class BlockWriter:
         self._write(block)
         return False
 
+    def abandon(self, block: Block) -> None:
+        """Never read the slots of ``block`` again: a block in the queue fails, one in work is waited for."""
+        with self._changed:
+            if block.state is BlockState.QUEUED:
+                block.state = BlockState.FAILED
+                block.slots = None
+            while block.state is BlockState.ENCODING:
+                self._changed.wait()
+
     def cancel(self) -> None:
         """Forget the queue and wait for the block in work; afterwards no slot is read."""
         with self._changed:
