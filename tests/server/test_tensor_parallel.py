@@ -20,10 +20,10 @@ def ask(server: ServerProcess, tokens: list[int], num_new: int = 4) -> dict:
 
 def test_ranks_take_identical_decisions(tiny_llama_dir: Path, tmp_path: Path):
     log = tmp_path / "decisions"
-    args = server_args(tiny_llama_dir, 1024, "--tp", "2", "--plt-codec", "int8", "--plt-decision-log", str(log))
+    args = server_args(tiny_llama_dir, 1024, "--tp", "2", "--plt-codec", "fast", "--plt-decision-log", str(log))
     rng = random.Random(0)
     users = [[rng.randrange(1000, 40000) for _ in range(200)] for _ in range(8)]
-    with running(args, SGLANG_CPU_OMP_THREADS_BIND="0|1") as server:
+    with running(args, SGLANG_CPU_OMP_THREADS_BIND="0|1", SGLANG_PLT_PROFILES=str(tmp_path)) as server:
         host_hits = 0
         for _ in range(3):
             for history in users:
@@ -31,12 +31,20 @@ def test_ranks_take_identical_decisions(tiny_llama_dir: Path, tmp_path: Path):
                 host_hits += (answer["meta_info"]["cached_tokens_details"] or {"host": 0})["host"]
                 history += answer["output_ids"] + [rng.randrange(1000, 40000) for _ in range(20)]
         assert host_hits > 0
+        for _ in range(60):  # until both have seen enough rows; then some blocks of the learned codec
+            ask(server, [rng.randrange(1000, 40000) for _ in range(150)])
+            if server.log_text().count("learned a profile") == 2:
+                break
+        for history in users:
+            ask(server, history[:190])
         check_healthy(server)
+        learned = [line for line in server.log_text().splitlines() if "learned a profile" in line]
         started = [line for line in server.log_text().splitlines() if "PLT cache: codec=int8" in line]
     rates = [
         re.search(r"policy=value \(a token: prefill .* ns, \d+ bytes hot, \d+ cold\)", line)[0] for line in started
     ]
     assert len(rates) == 2
+    assert len(learned) == 2, "both ranks go over to what they learned"
     assert rates[0] == rates[1], "rank 0 measures for both"
     first, second = (Path(f"{log}.tp{rank}").read_text() for rank in range(2))
     assert first == second
