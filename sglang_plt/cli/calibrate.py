@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from sglang_plt.cli.arguments import add_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
@@ -19,12 +20,7 @@ _CHECK_WINDOWS = 6  # the step is corrected on these; nothing else is fitted to 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-path",
-        metavar="DIR",
-        type=Path,
-        help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
-    )
+    add_model_path(parser)
     parser.add_argument(
         "--text", metavar="FILE", type=Path, help="UTF-8 text to fit on (default: prose, code and chat)"
     )

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sglang_plt.cli.arguments import add_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
@@ -15,12 +16,7 @@ HELP = "Measure how far a model's next-token distributions move when its prefix 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-path",
-        metavar="DIR",
-        type=Path,
-        help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
-    )
+    add_model_path(parser)
     parser.add_argument(
         "--codec",
         nargs="+",

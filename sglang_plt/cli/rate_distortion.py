@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_plt.cli.arguments import add_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
@@ -27,12 +28,7 @@ _WINDOWS, _LONG_WINDOWS = 24, 12  # contexts of up to 2048 tokens, and longer on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-path",
-        metavar="DIR",
-        type=Path,
-        help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
-    )
+    add_model_path(parser)
     parser.add_argument(
         "--profile",
         metavar="PATH",

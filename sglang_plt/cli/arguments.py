@@ -1,0 +1,18 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sglang_plt.demo_model import DEFAULT_DEMO_MODEL
+
+
+def add_model_path(parser: argparse.ArgumentParser) -> None:
+    """``--model-path``; None stands for the demo model."""
+    parser.add_argument(
+        "--model-path",
+        metavar="DIR",
+        type=Path,
+        help=f"model directory (default: the demo model in {DEFAULT_DEMO_MODEL}, fetched when missing)",
+    )
