@@ -281,7 +281,8 @@ class ColdTier:
         assert self.codec is not None
         started = time.perf_counter()
         data = self.codec.encode(block.slots, block.position, block.teaches)
-        self.stats.observe("encode", time.perf_counter() - started, num_bytes=block.num_bytes)
+        num_bytes = block.num_bytes if self._sizes.exact else len(data)
+        self.stats.observe("encode", time.perf_counter() - started, num_bytes=num_bytes)
         return data
 
     def _encode_failed(self, block: Block, error: Exception) -> None:

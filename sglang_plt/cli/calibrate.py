@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from sglang_plt.cli.arguments import add_model_path
+from sglang_plt.cli.arguments import add_model_path, check_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
@@ -15,8 +15,6 @@ NAME = "calibrate"
 HELP = "Fit the profile of a model that the codecs dense and fast need; can be stopped and started again."
 
 _MIN_TOKENS = 4096
-_SENSITIVITY_WINDOWS = 12
-_CHECK_WINDOWS = 6  # the step is corrected on these; nothing else is fitted to them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_plt.codec import ProfileInfo
     from sglang_plt.codec.profile import default_group
     from sglang_plt.quality import QualityError
-    from sglang_plt.quality.calibrate import fit_profile
+    from sglang_plt.quality.calibrate import CHECK_WINDOWS, SENSITIVITY_WINDOWS, fit_profile
     from sglang_plt.quality.collect import Collection, collect
     from sglang_plt.quality.model import ReferenceModel
     from sglang_plt.quality.texts import SOURCES, builtin_windows, file_windows
@@ -65,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--window={args.window} exceeds the {model.max_positions} positions of the model")
         count = -(-args.tokens // args.window)
         if args.text is None:
-            windows = builtin_windows(model.tokenizer, count + _CHECK_WINDOWS, args.window, "calibration")
+            windows = builtin_windows(model.tokenizer, count + CHECK_WINDOWS, args.window, "calibration")
         else:
-            windows = file_windows(model.tokenizer, args.text, count + _CHECK_WINDOWS, args.window)
+            windows = file_windows(model.tokenizer, args.text, count + CHECK_WINDOWS, args.window)
         identity = model_identity(path)
     except (QualityError, DemoModelError, OSError, ValueError) as error:
         raise UserError(str(error)) from error
@@ -87,22 +85,22 @@ def run(args: argparse.Namespace) -> int:
     if collection.resume(state):
         _say(f"going on after {collection.done} of {count} windows")
     _say(f"{path}: {identity}, {dtype}, text: {args.text or SOURCES}")
-    with tqdm(total=count * args.window, initial=collection.done * args.window, unit="token", desc=NAME) as bar:
-        collect(model, windows[:count], _SENSITIVITY_WINDOWS, collection, state, lambda done: bar.update(args.window))
+    try:
+        with tqdm(total=count * args.window, initial=collection.done * args.window, unit="token", desc=NAME) as bar:
+            collect(
+                model, windows[:count], SENSITIVITY_WINDOWS, collection, state, lambda done: bar.update(args.window)
+            )
+    except OSError as error:
+        raise UserError(f"{state} cannot be written: {error.strerror}") from error
     for codec, layers in groups.items():
-        info = ProfileInfo(
-            codec=codec,
-            model=identity,
+        info = ProfileInfo.open(
+            codec,
+            identity,
+            layout,
             dtype=dtype,
-            num_layers=layout.num_layers,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
-            v_head_dim=layout.v_head_dim,
             group=layers,
             keys_rotated=rotary is None,
             predicts=not args.no_predictive_delta,
-            step=1.0,
-            scale=1.0,
             tokens=collection.moments.count,
             sensitivity="fisher",
         )
@@ -131,8 +129,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--kl={args.kl} must be above 0 and at most 1 nat")
     if args.group is not None and args.group < 1:
         raise UserError(f"--group={args.group} must be at least 1")
-    if args.model_path is not None and not (args.model_path / "config.json").is_file():
-        raise UserError(f"--model-path={args.model_path} is not a model directory: it has no config.json")
+    check_model_path(args)
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sglang_plt.cli.arguments import check_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL
@@ -45,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UserError(f"--json={args.json}: {args.json.absolute().parent} is not a directory")
-    if args.model_path is not None and not (args.model_path / "config.json").is_file():
-        raise UserError(f"--model-path={args.model_path} is not a model directory: it has no config.json")
+    check_model_path(args)
     try:
         options = DemoOptions(
             model_path=args.model_path or DEFAULT_DEMO_MODEL,

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_plt.cli.arguments import add_model_path
+from sglang_plt.cli.arguments import add_model_path, check_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name}={getattr(args, name)} must be at least 1")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise UserError(f"--json={args.json}: {args.json.absolute().parent} is not a directory")
-    if args.model_path is not None and not (args.model_path / "config.json").is_file():
-        raise UserError(f"--model-path={args.model_path} is not a model directory: it has no config.json")
+    check_model_path(args)
+    if args.profile is not None and not args.profile.exists():
+        raise UserError(f"--profile={args.profile} does not exist; make one with sglang-plt calibrate")
 
     from sglang_plt.quality import QualityError
     from sglang_plt.quality.kl import Sample, measure, rows_of, table

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_plt.cli.arguments import add_model_path
+from sglang_plt.cli.arguments import add_model_path, check_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
@@ -184,8 +184,7 @@ def _check(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"--{name}={path}: {path.absolute().parent} is not a directory")
-    if args.model_path is not None and not (args.model_path / "config.json").is_file():
-        raise UserError(f"--model-path={args.model_path} is not a model directory: it has no config.json")
+    check_model_path(args)
     if args.profile is not None and not args.profile.exists():
         raise UserError(f"--profile={args.profile} does not exist; make one with sglang-plt calibrate")
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:

@@ -80,6 +80,26 @@ class ProfileInfo:
     tp_rank: int = 0
     predicts: bool = True
 
+    @classmethod
+    def open(cls, codec: str, model: str, layout: RowLayout, **fields: Any) -> ProfileInfo:
+        """What a profile of rows of ``layout`` is to be for; step, scale and tokens are filled in by who fits it.
+
+        Args:
+            fields: the others, ``dtype`` and ``group`` where they are not those of the layout.
+        """
+        values: dict[str, Any] = {
+            "dtype": str(layout.dtype).removeprefix("torch."),
+            "num_layers": layout.num_layers,
+            "kv_heads": layout.kv_heads,
+            "head_dim": layout.head_dim,
+            "v_head_dim": layout.v_head_dim,
+            "group": default_group(layout, codec),
+            "step": 1.0,
+            "scale": 1.0,
+            "tokens": 0,
+        }
+        return cls(codec=codec, model=model, **{**values, **fields})
+
     @property
     def kind(self) -> str:
         """The codec, with ``-flat`` where nothing is predicted."""

@@ -9,7 +9,6 @@ import xxhash
 
 from sglang_plt.calibration.identity import default_profile, find_profile, model_identity
 from sglang_plt.codec import Profile, ProfileError, ProfileInfo, RowLayout, load_profile
-from sglang_plt.codec.profile import default_group
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -22,20 +21,12 @@ def profile_info(
     codec: str, layout: RowLayout, keys_rotated: bool, predicts: bool, context: TreeCacheBuildContext
 ) -> ProfileInfo:
     """What a profile of this server has to be for; step, tokens and sensitivity are still open."""
-    return ProfileInfo(
-        codec=codec,
-        model=_identity(context),
-        dtype=str(layout.dtype).removeprefix("torch."),
-        num_layers=layout.num_layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        v_head_dim=layout.v_head_dim,
-        group=default_group(layout, codec),
+    return ProfileInfo.open(
+        codec,
+        _identity(context),
+        layout,
         keys_rotated=keys_rotated,
         predicts=predicts,
-        step=1.0,
-        scale=1.0,
-        tokens=0,
         sensitivity="kind",
         tp_size=context.tp_size,
         tp_rank=context.tp_rank,

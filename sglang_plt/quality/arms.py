@@ -13,10 +13,9 @@ from sglang_plt.calibration.identity import model_identity
 from sglang_plt.calibration.make import make_profile
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec import CODECS, EXACT_TOKENS, PROFILED, Profile, ProfileInfo, Rotary, RowLayout
-from sglang_plt.codec.profile import default_group
 from sglang_plt.quality import QualityError
 from sglang_plt.quality.baselines import FITTED, GROUP, PLAIN, Baseline, Statistics
-from sglang_plt.quality.calibrate import fit_profile
+from sglang_plt.quality.calibrate import CHECK_WINDOWS, SENSITIVITY_WINDOWS, fit_profile
 from sglang_plt.quality.collect import CONTINUATION, Collection, collect
 from sglang_plt.quality.kl import through_codec
 from sglang_plt.quality.model import ReferenceModel, Rows
@@ -31,8 +30,6 @@ FACTORS = (1.4, 0.7)
 _TIGHTER = 0.5  # for a codec without one
 
 _WINDOW = 1280
-_SENSITIVITY_WINDOWS = 12
-_CHECK_WINDOWS = 6
 _MOST_MOMENTS = 1.5e9  # bytes
 
 Say = Callable[[str], None]
@@ -168,12 +165,12 @@ def _collected(
             f"the model has {length} positions, calibration needs {2 * CONTINUATION}: give another model"
         )
     count = -(-tokens // length)
-    windows = builtin_windows(model.tokenizer, count + _CHECK_WINDOWS, length, "calibration")
+    windows = builtin_windows(model.tokenizer, count + CHECK_WINDOWS, length, "calibration")
     collection = Collection(layout, GROUP, f"rate-distortion {model_identity(path)} {tokens} {length} {GROUP}")
     if collection.resume(state):
         say(f"calibration: {collection.done} of {count} windows taken up from {state}")
     started = collection.done
-    collect(model, windows[:count], _SENSITIVITY_WINDOWS, collection, state, partial(_progress, say, count))
+    collect(model, windows[:count], SENSITIVITY_WINDOWS, collection, state, partial(_progress, say, count))
     if collection.done > started:
         collection.save(state)
     return collection, windows[count:]
@@ -185,18 +182,12 @@ def _progress(say: Say, count: int, done: int) -> None:
 
 
 def _info(model: ReferenceModel, layout: RowLayout, path: Path, codec: str, tokens: int) -> ProfileInfo:
-    return ProfileInfo(
-        codec=codec,
-        model=model_identity(path),
+    return ProfileInfo.open(
+        codec,
+        model_identity(path),
+        layout,
         dtype=model.dtype,
-        num_layers=layout.num_layers,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        v_head_dim=layout.v_head_dim,
-        group=default_group(layout, codec),
         keys_rotated=model.rotary(_WINDOW) is None,
-        step=1.0,
-        scale=1.0,
         tokens=tokens,
         sensitivity="fisher",
     )

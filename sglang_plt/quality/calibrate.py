@@ -13,6 +13,10 @@ from sglang_plt.quality.kl import measure
 from sglang_plt.quality.model import ReferenceModel
 from sglang_plt.quality.texts import Window
 
+SENSITIVITY_WINDOWS = 12
+"""Windows at the front that sensitivities are measured on, too."""
+CHECK_WINDOWS = 6
+"""Windows that the step is corrected on; nothing else is fitted to them."""
 SCALES = {"dense": 1.0, "fast": 0.75}
 """Quantiser steps of equal divergence, in steps of ``dense``; fixed-width levels are coarser for their size."""
 

@@ -26,7 +26,7 @@ def load_profiles(
     Raises:
         ProfileError: a file is not a profile, or of another model.
     """
-    identity, layout = model_identity(path), model.layout
+    identity, layout, rotated = model_identity(path), model.layout, model.rotary(2) is None
     found = {}
     for codec in codecs:
         fitted_for = codec.removesuffix("-tight")
@@ -34,10 +34,12 @@ def load_profiles(
         if file is None:
             continue
         profile = load_profile(file)
-        if profile.info.codec != fitted_for and where == file:
-            continue  # one file was named, and it is of another codec
-        rotated = model.rotary(2) is None
-        profile.info.check(fitted_for, _as_served(layout, profile), identity, rotated)
+        kind = fitted_for
+        if where == file:  # one file was named: it may be of another codec, and made without prediction
+            if profile.info.codec != fitted_for:
+                continue
+            kind = profile.info.kind
+        profile.info.check(kind, _as_served(layout, profile), identity, rotated)
         found[codec] = profile
     return found
 

@@ -92,3 +92,20 @@ def test_a_stopped_run_is_taken_up(tiny_llama_dir: Path, tmp_path: Path):
 def test_wrong_arguments(tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str):
     assert main(["calibrate", "--model-path", str(tiny_llama_dir), *argv]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_profile_without_prediction_is_measured_where_it_is_named(tiny_llama_dir: Path, tmp_path: Path):
+    base = ["--model-path", str(tiny_llama_dir)]
+    assert (
+        main(["calibrate", *base, "--output", str(tmp_path), *QUICK, "--codec", "dense", "--no-predictive-delta"]) == 0
+    )
+    (file,) = tmp_path.iterdir()
+    assert file.name.endswith(".dense-flat.safetensors")
+    found = load_profiles(tiny_llama_dir, ReferenceModel(tiny_llama_dir), ["fast", "dense", "dense-tight"], file)
+    assert set(found) == {"dense", "dense-tight"}
+    assert not any(unit.weights.codes.numel() for unit in found["dense"].units)
+
+
+def test_kl_refuses_a_profile_that_is_not_there(tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["kl", "--model-path", str(tiny_llama_dir), "--codec", "fast", "--profile", "/nowhere"]) == 2
+    assert "--profile=/nowhere does not exist" in capsys.readouterr().err.splitlines()[-1]
