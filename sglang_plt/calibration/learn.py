@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sglang_plt.calibration.make import make_profile
+from sglang_plt.calibration.make import SCALES, make_profile
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo
 
@@ -37,7 +37,7 @@ class SelfCalibration(Generic[T]):
     """Gathers second moments until there are enough, then fits; all of it on a thread of its own.
 
     Args:
-        info: what the profile is to be for; step, tokens and sensitivity are filled in.
+        info: what the profile is to be for; step, scale, tokens and sensitivity are filled in.
         build: makes of the profile what is wanted; runs on that thread too.
 
     Attributes:
@@ -52,7 +52,8 @@ class SelfCalibration(Generic[T]):
         size = Moments.num_bytes(info.num_layers, info.width, info.group)
         if size > MAX_BYTES:
             raise ValueError(f"its second moments would take {size} bytes, more than {MAX_BYTES}")
-        self.info = replace(info, step=(12 * NOISE_SHARE) ** 0.5, sensitivity="kind")
+        step = (12 * NOISE_SHARE) ** 0.5
+        self.info = replace(info, step=step, scale=SCALES[info.codec], sensitivity="kind")
         self.rows_wanted = ROWS_PER_CHANNEL * info.width * (info.group + 1)
         self.result: T | None = None
         self.done = False

@@ -10,6 +10,9 @@ from sglang_plt.calibration.fit import fit_units
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo, QuantisedMatrix, UnitTransform
 
+SCALES = {"dense": 1.0, "fast": 0.75}
+"""Quantiser steps of equal divergence, in steps of ``dense``; fixed-width levels are coarser for their size."""
+
 
 def make_profile(
     info: ProfileInfo,

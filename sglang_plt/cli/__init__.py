@@ -17,6 +17,7 @@ from sglang_plt import __version__
 from sglang_plt.cli.errors import UserError
 
 COMMANDS = {
+    "bits": "sglang_plt.cli.bits",
     "calibrate": "sglang_plt.cli.calibrate",
     "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",

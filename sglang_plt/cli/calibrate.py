@@ -10,6 +10,7 @@ from pathlib import Path
 from sglang_plt.cli.arguments import add_model_path, check_model_path
 from sglang_plt.cli.errors import UserError
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
+from sglang_plt.quality import PROFILE_DIVERGENCE
 
 NAME = "calibrate"
 HELP = "Fit the profile of a model that the codecs dense and fast need; can be stopped and started again."
@@ -31,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", metavar="N", type=int, default=1280, help="tokens of one context (default: 1280)")
     parser.add_argument(
-        "--kl", metavar="NATS", type=float, default=0.0015, help="divergence that the profile aims at (default: 0.0015)"
+        "--kl",
+        metavar="NATS",
+        type=float,
+        default=PROFILE_DIVERGENCE,
+        help=f"divergence that the profile aims at (default: {PROFILE_DIVERGENCE})",
     )
     parser.add_argument(
         "--group", metavar="N", type=int, help="layers that share a transform (default: by the model's width)"

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_plt.codec import ProfileError
     from sglang_plt.quality import QualityError
     from sglang_plt.quality.arms import NAMES, make_arms, method_of
+    from sglang_plt.quality.components import measure_used
     from sglang_plt.quality.curves import rows_of, table
     from sglang_plt.quality.geometry import geometry_rows, geometry_table
     from sglang_plt.quality.model import ReferenceModel
@@ -130,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
                 rates = measure_speed(model, found, context, timeable, args.repeats)
                 timed.extend(rows_of_speed(rates, context))
                 save()
+        shapes = geometry_rows(used=measure_used(model, windows[min(windows)], min(windows), timeable))
+        save()
     except (QualityError, DemoModelError, ProfileError) as error:
         raise UserError(str(error)) from error
     rows = rows_of(samples)

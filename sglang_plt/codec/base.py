@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows
 from triton_ops.int_groups import to_pool_dtype
@@ -40,6 +42,8 @@ class Codec(ABC):
     """Of the calibrated profile that payloads depend on; 0 where there is none."""
     fixed_size: bool = True
     """True when every payload has exactly :meth:`payload_limit` bytes."""
+    takes_references: bool = False
+    """True when rows can be coded as differences from those of other blocks."""
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
         _check_pool(pool)
@@ -66,14 +70,35 @@ class Codec(ABC):
         """Most bytes of a payload: a function of these integers and the layout, never of content."""
 
     @abstractmethod
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int: ...
+    def _encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        out: np.ndarray,
+        references: Sequence[OpenReference],
+    ) -> int: ...
 
     @abstractmethod
     def _decode(
-        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[OpenReference],
     ) -> None: ...
 
-    def encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+    def encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        out: np.ndarray,
+        references: Sequence[OpenReference] = (),
+    ) -> int:
         """Encode pool rows into ``out``; returns how many bytes of it are the payload.
 
         Args:
@@ -81,6 +106,8 @@ class Codec(ABC):
             position: absolute position of the first row.
             num_exact: rows at the front (0..4) to keep bit for bit, keys rotated as they are.
             out: uint8 ``[payload_limit(n, num_exact)]``, C-contiguous, overwritten.
+            references: payloads of this codec and profile that rows may be coded as differences from, in order of
+                preference; only where :attr:`takes_references`. What does not serve is left out.
 
         Raises:
             EncodeError: a row holds a value that the format cannot represent; ``out`` is then unspecified.
@@ -88,10 +115,12 @@ class Codec(ABC):
         """
         self._check_rows(slots, position, len(slots), num_exact)
         self._check_payload("out", out, self.payload_limit(len(slots), num_exact), exact=True)
+        if references and not self.takes_references:
+            raise ValueError(f"codec: {self.name} codes no differences from other blocks")
         if out.ctypes.data % 16 == 0:
-            return self._encode(slots, position, num_exact, out)
+            return self._encode(slots, position, num_exact, out, references)
         aligned: np.ndarray = np.empty(len(out), np.uint8)
-        used = self._encode(slots, position, num_exact, aligned)
+        used = self._encode(slots, position, num_exact, aligned, references)
         out[:used] = aligned[:used]
         return used
 
@@ -104,6 +133,7 @@ class Codec(ABC):
         stop: int,
         slots: torch.Tensor,
         position: int,
+        references: Sequence[OpenReference] = (),
     ) -> None:
         """Reconstruct rows ``start .. stop`` of a payload into the pool.
 
@@ -114,6 +144,7 @@ class Codec(ABC):
             slots: int64 ``[stop - start]``, where the rows go.
             position: absolute position of row 0 of the *payload* at its new place. Rows that were kept exact, and all
                 rows when :attr:`stores_rotated_keys`, are right at their old position only.
+            references: those that the payload names, in any order; more do no harm.
 
         Raises:
             ValueError: an argument is not as above; nothing is written.
@@ -128,7 +159,7 @@ class Codec(ABC):
             return
         if payload.ctypes.data % 16:
             payload = payload.copy()
-        self._decode(payload, num_rows, num_exact, start, slots, position)
+        self._decode(payload, num_rows, num_exact, start, slots, position, references)
 
     def warm_up(self) -> None:
         """Compile what encode and decode need, on a scratch pool of one layer; the real pool is not touched."""

@@ -5,7 +5,9 @@ Normative description: FORMAT.md. Everything a reader needs to refuse a block is
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -14,6 +16,7 @@ import xxhash
 
 from sglang_plt.blocks import BLOCK_TOKENS
 from sglang_plt.codec.base import Codec, exact_rows
+from sglang_plt.codec.reference import OpenReference, Reference, Stretch
 
 MAGIC = b"PLTB"
 FORMAT_VERSION = 1
@@ -125,7 +128,9 @@ def _checksum(block: np.ndarray) -> int:
     return digest.intdigest()
 
 
-def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -> np.ndarray:
+def encode_block(
+    codec: Codec, model: int, slots: torch.Tensor, position: int, references: Sequence[Reference] = ()
+) -> np.ndarray:
     """Encode pool rows as one block.
 
     Args:
@@ -133,6 +138,8 @@ def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -
         model: :func:`fingerprint` of everything KV depends on.
         slots: int64 ``[n]``, ``1 <= n <= 256``, rows of consecutive tokens.
         position: absolute position of the first one. Rows at positions 0..3 are kept bit for bit.
+        references: blocks that stretches of the rows may be coded as differences from, in order of preference. One
+            that is damaged, of another codec or profile, or has references itself is not used.
 
     Returns:
         uint8, at most :func:`block_limit`, read-only.
@@ -145,7 +152,11 @@ def encode_block(codec: Codec, model: int, slots: torch.Tensor, position: int) -
         raise ValueError(f"encode_block: need 1 to {BLOCK_TOKENS} slots, got {len(slots)}")
     num_exact = exact_rows(position, len(slots))
     block: np.ndarray = np.empty(block_limit(codec, len(slots), num_exact), np.uint8)
-    used = codec.encode(slots, position, num_exact, block[HEADER_BYTES:])
+    usable = []
+    for reference in references if codec.takes_references else ():
+        with contextlib.suppress(BlockDamaged):
+            usable.append(_open(codec, model, reference.block, reference.stretches))
+    used = codec.encode(slots, position, num_exact, block[HEADER_BYTES:], usable)
     if HEADER_BYTES + used < len(block):
         block = block[: HEADER_BYTES + used].copy()
     header = _expected(codec, model, len(slots), num_exact, position, used)
@@ -186,8 +197,22 @@ def check_block(codec: Codec, model: int, block: np.ndarray) -> BlockHeader:
     return header
 
 
+def _open(codec: Codec, model: int, block: np.ndarray, stretches: tuple[Stretch, ...] = ()) -> OpenReference:
+    header = check_block(codec, model, block)
+    (checksum,) = _CHECKSUM.unpack_from(block.data, _FIELDS.size)
+    num_exact = exact_rows(header.position, header.num_rows)
+    return OpenReference(checksum, block[HEADER_BYTES:], header.num_rows, num_exact, stretches)
+
+
 def decode_block(
-    codec: Codec, model: int, block: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int
+    codec: Codec,
+    model: int,
+    block: np.ndarray,
+    start: int,
+    stop: int,
+    slots: torch.Tensor,
+    position: int,
+    references: Sequence[np.ndarray] = (),
 ) -> None:
     """Reconstruct rows ``start .. stop`` of ``block`` into the codec's pool; all checks come before the first write.
 
@@ -197,6 +222,7 @@ def decode_block(
         start, stop: half-open row range.
         slots: int64 ``[stop - start]``, where the rows go.
         position: absolute position of row 0 of the block at its new place.
+        references: the blocks that it was encoded with.
 
     Raises:
         BlockDamaged: the bytes are not a block of this codec, model and layout, or cannot serve this position.
@@ -206,4 +232,5 @@ def decode_block(
     bound = codec.stores_rotated_keys or start < header.num_exact
     if bound and position != header.position:
         raise BlockDamaged(f"position: keys are stored rotated at {header.position}, asked for {position}")
-    codec.decode(block[HEADER_BYTES:], header.num_rows, header.num_exact, start, stop, slots, position)
+    opened = [_open(codec, model, reference) for reference in references]
+    codec.decode(block[HEADER_BYTES:], header.num_rows, header.num_exact, start, stop, slots, position, opened)

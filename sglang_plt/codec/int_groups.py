@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 from sglang_plt.codec.base import Codec, EncodeError, as_bytes, as_tensor, put_rows, slot_indices, to_pool
+from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
 from triton_ops import int_groups
@@ -80,7 +82,14 @@ class IntGroups(Codec):
     def payload_limit(self, num_rows: int, num_exact: int) -> int:
         return self.layout.num_layers * self._sections(num_rows, num_exact)[-1]
 
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+    def _encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        out: np.ndarray,
+        references: Sequence[OpenReference],
+    ) -> int:
         if self.rotary is not None:
             self.rotary.check_positions(position, len(slots))
         if not self._use_kernels:
@@ -96,7 +105,14 @@ class IntGroups(Codec):
         return len(out)
 
     def _decode(
-        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[OpenReference],
     ) -> None:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))

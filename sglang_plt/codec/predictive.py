@@ -6,34 +6,27 @@ The prediction reads what the decoder will have (closed loop), so errors do not 
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from sglang_plt.codec.base import Codec, as_bytes, put_rows, to_pool
+from sglang_plt.codec.coded import HEAD, CodedRows, Mode, parse, unit_components, write
+from sglang_plt.codec.delta import Differences
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.packing import LARGEST, PACKINGS
+from sglang_plt.codec.products import match_threads
 from sglang_plt.codec.profile import Profile
+from sglang_plt.codec.reference import OpenReference, Sources
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows, layer_rows
-from triton_ops.band_codes import BAND
+from sglang_plt.codec.transform import units_of
 
-_HEAD = struct.Struct("<HHf")  # mode, escaped rows, steps of the profile in a step of this block
-_CODED, _FALLBACK = 0, 1
-_LARGEST = 65504.0  # larger rows, and those not finite, are kept in float32
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """float32 on the pool's device: ``row = bias + below @ weights + components @ basis``, analysis inverts basis."""
-
-    layers: range
-    weights: torch.Tensor
-    bias: torch.Tensor
-    basis: torch.Tensor
-    analysis: torch.Tensor
+_LARGEST_ROW = 65504.0  # larger values, and those not finite, are kept in float32
+_OPEN_REFERENCES = 4  # whose codes are at hand: blocks that are written or read together often share them
 
 
 class Predictive(Codec):
@@ -57,22 +50,18 @@ class Predictive(Codec):
         self.name, self.profile, self.scale = profile.info.codec, profile, float(np.float32(scale))
         self.packing = PACKINGS[self.name]
         self.profile_id = profile.id
+        self.takes_references = rotary is not None
         self._fallback = IntGroups(pool, rotary, 8)
         info, layout = profile.info, self.layout
         shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary is None)
         if (info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.keys_rotated) != shape:
             raise ValueError(f"codec {self.name}: the profile is of other rows than {layout}")
         self._key_width = layout.kv_heads * layout.head_dim
-        self._units = [
-            _Unit(
-                layers,
-                unit.weights.dense().to(pool.device),
-                unit.bias.to(pool.device),
-                (basis := unit.basis.dense()).to(pool.device),
-                _inverse(basis, layers).to(pool.device),
-            )
-            for layers, unit in zip(info.units, profile.units, strict=True)
-        ]
+        match_threads()
+        self._units = units_of(profile, pool.device)
+        self._widths = [len(unit.bias) for unit in self._units]
+        self._open: OrderedDict[int, CodedRows] = OrderedDict()  # by checksum
+        self._lock = threading.Lock()
 
     @property
     def stores_rotated_keys(self) -> bool:
@@ -86,105 +75,201 @@ class Predictive(Codec):
         return self._fallback._for_pool(pool)  # the profile is of all layers
 
     def payload_limit(self, num_rows: int, num_exact: int) -> int:
-        return _HEAD.size + self._fallback.payload_limit(num_rows, num_exact)
+        return HEAD.size + self._fallback.payload_limit(num_rows, num_exact)
 
     # -- encoding -------------------------------------------------------------------------------------------------
 
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+    def _encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        out: np.ndarray,
+        references: Sequence[OpenReference],
+    ) -> int:
         if self.rotary is not None:
             self.rotary.check_positions(position, len(slots))
-        coded = self._coded(slots, position, num_exact)
+        coded = self._coded(slots, position, num_exact, references)
         if len(coded) <= len(out):
             out[: len(coded)] = np.frombuffer(coded, np.uint8)
             return len(coded)
-        used = self._fallback.encode(slots, position, num_exact, out[_HEAD.size :])
-        out[: _HEAD.size] = np.frombuffer(_HEAD.pack(_FALLBACK, 0, 1.0), np.uint8)
-        return _HEAD.size + used
+        used = self._fallback.encode(slots, position, num_exact, out[HEAD.size :])
+        out[: HEAD.size] = np.frombuffer(HEAD.pack(Mode.FALLBACK, 0, 1.0), np.uint8)
+        return HEAD.size + used
 
-    def _coded(self, slots: torch.Tensor, position: int, num_exact: int) -> bytes:
-        """The payload of mode 0, however long."""
+    def _coded(
+        self, slots: torch.Tensor, position: int, num_exact: int, references: Sequence[OpenReference] = ()
+    ) -> bytes:
+        """The payload, however long, in any mode but the fallback's."""
         slots = slots.to(self.pool.device)
-        parts = [
+        exact = [
             as_bytes(buffer[slots[:num_exact]]).cpu().numpy().tobytes()
             for buffers in zip(self.pool.keys, self.pool.values, strict=True)
             for buffer in buffers
         ]
         slots, position = slots[num_exact:], position + num_exact
         if not len(slots):
-            return b"".join((_HEAD.pack(_CODED, 0, self.scale), *parts))
+            return b"".join((HEAD.pack(Mode.CODED, 0, self.scale), *exact))
         rows = layer_rows(self.pool, self.rotary, slots, position)
-        escaped = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
+        near = self._differences(references, num_exact, len(slots)) if references else None
+        if near is not None:
+            coded = self._quantise(rows, near)
+            dear = near.dear_rows()
+            if not len(dear):
+                return write(coded, exact, rows, self.packing)
+            near = near.without(dear)
+        return write(self._quantise(rows, near), exact, rows, self.packing)
+
+    def _quantise(self, rows: list[torch.Tensor], near: Differences | None) -> CodedRows:
+        """Codes of all units, of rows ``[n, width]`` a layer; rows that have a reference as differences from it."""
+        escaped = torch.zeros(len(rows[0]), dtype=torch.bool, device=rows[0].device)
         for row in rows:
-            escaped |= ~(row.abs().amax(1) <= _LARGEST)  # true for NaN
-        stored = []
+            escaped |= ~(row.abs().amax(1) <= _LARGEST_ROW)  # true for NaN
+        own = []
         below: torch.Tensor | None = None
-        for unit in self._units:
-            predicted = self._predict(unit, below)
+        for number, unit in enumerate(self._units):
+            predicted = unit.predict(below)
             row = torch.cat(rows[unit.layers.start : unit.layers.stop], 1)
-            components = (row - predicted) @ unit.analysis / self.scale
+            components = unit.analyse(row, predicted) / self.scale
             escaped |= ~(components.abs().amax(1) <= LARGEST)
             components[escaped] = 0
-            codes, kept = self.packing.quantise(components)
-            stored.append(codes)
-            below = torch.addmm(predicted, kept, unit.basis, alpha=self.scale)[:, -self._width :]
-        where = escaped.nonzero().flatten()
-        parts.append(where.to(torch.uint8).cpu().numpy().tobytes())
-        parts += [row[where].cpu().numpy().tobytes() for row in rows] if len(where) else []
-        return b"".join((_HEAD.pack(_CODED, len(where), self.scale), *parts, self.packing.pack(stored)))
+            if near is None:
+                codes, kept = self.packing.quantise(components)
+                own.append(codes)
+            else:
+                kept = torch.empty_like(components)
+                if len(near.own):
+                    codes, kept[near.own] = self.packing.quantise(components[near.own])
+                    own.append(codes)
+                kept[near.rows] = near.quantise(number, components[near.rows])
+            below = unit.synthesise(predicted, kept * self.scale)[:, -self.profile.info.width :]
+        return CodedRows(
+            num_rows=len(rows[0]),
+            scale=self.scale,
+            escaped=escaped.nonzero().flatten().cpu().numpy(),
+            exceptions=None,
+            own=own,
+            sources=None if near is None else near.sources,
+            differences=[] if near is None else near.codes,
+        )
+
+    def _differences(self, references: Sequence[OpenReference], num_exact: int, num_rows: int) -> Differences | None:
+        """What the coded rows of a block resemble; None where nothing serves."""
+        usable = [(reference, self._reference(reference)) for reference in references]
+        opened = [(reference, coded) for reference, coded in usable if coded is not None]
+        sources = Sources.fit(
+            [reference for reference, _ in opened], [coded.escaped for _, coded in opened], num_exact, num_rows
+        )
+        if sources is None:
+            return None
+        return Differences(sources, [coded for _, coded in opened], self.packing, self._widths, self.scale)
+
+    def _reference(self, reference: OpenReference) -> CodedRows | None:
+        """The codes of a reference block; None where it has none of its own: it is a difference itself, or ``int8``."""
+        with self._lock:
+            found = self._open.get(reference.checksum)
+            if found is not None:
+                self._open.move_to_end(reference.checksum)
+                return found
+        mode, _, _ = HEAD.unpack_from(reference.payload.data)
+        if mode != Mode.CODED:
+            return None
+        at = self._exact_end(reference.num_exact)
+        coded_rows = reference.num_rows - reference.num_exact
+        found = parse(
+            reference.payload, at, coded_rows, self._widths, self._width, self.layout.num_layers, self.packing
+        )
+        with self._lock:
+            self._open[reference.checksum] = found
+            while len(self._open) > _OPEN_REFERENCES:
+                self._open.popitem(last=False)
+        return found
 
     # -- decoding -------------------------------------------------------------------------------------------------
 
     def _decode(
-        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[OpenReference],
     ) -> None:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
-        mode, num_escaped, scale = _HEAD.unpack_from(payload.data)
-        if mode == _FALLBACK:
-            inside = payload[_HEAD.size :]
+        mode, _, _ = HEAD.unpack_from(payload.data)
+        if mode == Mode.FALLBACK:
+            inside = payload[HEAD.size :]
             self._fallback.decode(inside, num_rows, num_exact, start, start + len(slots), slots, position)
             return
         slots = slots.to(self.pool.device)
-        at = self._restore_exact(payload, num_exact, start, slots)
         first, last = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
-        if last <= first:
+        coded, opened = None, []
+        if last > first:
+            coded = self._parse(payload, self._exact_end(num_exact), num_rows - num_exact)
+            opened = self._named(coded, references)
+        self._restore_exact(payload, num_exact, start, slots)
+        if coded is None:
             return
         slots = slots[max(num_exact - start, 0) :]
-        escaped = torch.from_numpy(payload[at : at + num_escaped].astype(np.int64))
-        at += num_escaped
-        size = 4 * num_escaped * self._width
-        exceptions = [payload[at + layer * size : at + (layer + 1) * size] for layer in range(self.layout.num_layers)]
-        at += self.layout.num_layers * size
-        widths = [len(unit.bias) for unit in self._units]
-        codes = self.packing.unpack(payload[at:].data, widths, num_rows - num_exact)
-        inside = (escaped >= first) & (escaped < last)
+        inside = (coded.escaped >= first) & (coded.escaped < last)
         below: torch.Tensor | None = None
-        for unit, stored in zip(self._units, codes, strict=True):
-            kept, used = self.packing.dequantise(stored, first, last, self.pool.device)
-            if len(unit.basis) % BAND:
-                kept, used = kept[:, used < len(unit.basis)], used[used < len(unit.basis)]
-            basis = unit.basis if len(used) == len(unit.basis) else unit.basis[used]
-            row = torch.addmm(self._predict(unit, below), kept, basis, alpha=scale)
+        for number, unit in enumerate(self._units):
+            kept, used = unit_components(
+                coded, opened, number, first, last, self.packing, len(unit.bias), self.pool.device
+            )
+            row = unit.synthesise(unit.predict(below), kept, used)
             below = row[:, -self._width :]
             for part, layer in zip(row.split(self._width, 1), unit.layers, strict=True):
-                if num_escaped and bool(inside.any()):
-                    values = torch.from_numpy(exceptions[layer].copy().view(np.float32)).view(num_escaped, -1)
+                if inside.any():
+                    assert coded.exceptions is not None
                     part = part.clone()
-                    part[(escaped[inside] - first).to(part.device)] = values[inside].to(part.device)
+                    exceptions = torch.from_numpy(coded.exceptions[layer][inside])
+                    part[torch.from_numpy(coded.escaped[inside] - first).to(part.device)] = exceptions.to(part.device)
                 self._scatter(layer, part, slots, position + num_exact + first)
 
-    def _restore_exact(self, payload: np.ndarray, num_exact: int, start: int, slots: torch.Tensor) -> int:
-        """Write the exact rows that are wanted; returns where the payload goes on."""
-        at, count = _HEAD.size, max(0, min(num_exact - start, len(slots)))
+    def _named(self, coded: CodedRows, references: Sequence[OpenReference]) -> list[CodedRows]:
+        """The reference blocks that a payload names.
+
+        Raises:
+            ValueError: one is not there, or cannot be a reference.
+        """
+        if coded.sources is None:
+            return []
+        given = {reference.checksum: reference for reference in references}
+        found = []
+        for checksum in coded.sources.checksums.tolist():
+            if checksum not in given:
+                raise ValueError(f"codec: the payload needs a reference block of checksum {checksum:#018x}")
+            opened = self._reference(given[checksum])
+            if opened is None:
+                raise ValueError(f"codec: the block of checksum {checksum:#018x} cannot be a reference")
+            found.append(opened)
+        coded.sources.check([reference.num_rows for reference in found])
+        return found
+
+    def _parse(self, payload: np.ndarray, at: int, num_rows: int) -> CodedRows:
+        return parse(payload, at, num_rows, self._widths, self._width, self.layout.num_layers, self.packing)
+
+    def _exact_end(self, num_exact: int) -> int:
+        """Where a payload goes on behind its exact rows."""
+        return HEAD.size + num_exact * self.layout.row_bytes
+
+    def _restore_exact(self, payload: np.ndarray, num_exact: int, start: int, slots: torch.Tensor) -> None:
+        """Write the exact rows that are wanted."""
+        at, count = HEAD.size, max(0, min(num_exact - start, len(slots)))
+        if not count:
+            return
         for buffers in zip(self.pool.keys, self.pool.values, strict=True):
             for buffer in buffers:
                 row_bytes = buffer[0].numel() * buffer.element_size()
-                if count and row_bytes:
+                if row_bytes:
                     section = payload[at + start * row_bytes : at + (start + count) * row_bytes].copy()
                     rows = torch.from_numpy(section).view(buffer.dtype).view(count, *buffer.shape[1:])
                     put_rows(buffer, slots[:count], rows.to(buffer.device))
                 at += num_exact * row_bytes
-        return at
 
     def _scatter(self, layer: int, rows: torch.Tensor, slots: torch.Tensor, position: int) -> None:
         layout = self.layout
@@ -195,19 +280,6 @@ class Predictive(Codec):
         for buffer, part in ((self.pool.keys[layer], keys), (self.pool.values[layer], values)):
             put_rows(buffer, slots, to_pool(part, layout.dtype))
 
-    # -- both -----------------------------------------------------------------------------------------------------
-
     @property
     def _width(self) -> int:
         return self.profile.info.width
-
-    def _predict(self, unit: _Unit, below: torch.Tensor | None) -> torch.Tensor:
-        return unit.bias if below is None or not len(unit.weights) else torch.addmm(unit.bias, below, unit.weights)
-
-
-def _inverse(basis: torch.Tensor, layers: range) -> torch.Tensor:
-    """float32 ``[n, n]``; refuses a basis that has none, which no calibration makes."""
-    inverse, failed = torch.linalg.inv_ex(basis.double())
-    if int(failed) or not bool(inverse.float().isfinite().all()):
-        raise ValueError(f"profile: the basis of layers {layers.start} to {layers.stop - 1} has no inverse")
-    return inverse.float()

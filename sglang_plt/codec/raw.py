@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numba import carray, njit
 
 from sglang_plt.codec.base import Codec, as_bytes, as_tensor, slot_indices
+from sglang_plt.codec.reference import OpenReference
 from triton_ops.int_groups.cpu_scalars import AHEAD, pointer, prefetch_row
 
 
@@ -42,7 +45,14 @@ class Raw(Codec):
         item = self.layout.kv_heads * self.layout.dtype.itemsize
         return self.layout.head_dim * item, self.layout.v_head_dim * item
 
-    def _encode(self, slots: torch.Tensor, position: int, num_exact: int, out: np.ndarray) -> int:
+    def _encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        out: np.ndarray,
+        references: Sequence[OpenReference],
+    ) -> int:
         if self._on_cpu:
             self._copy(out, len(slots), 0, slots, False)
             return len(out)
@@ -56,7 +66,14 @@ class Raw(Codec):
         return len(out)
 
     def _decode(
-        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[OpenReference],
     ) -> None:
         if self._on_cpu:
             self._copy(payload, num_rows, start, slots, True)

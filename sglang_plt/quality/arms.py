@@ -13,7 +13,7 @@ from sglang_plt.calibration.identity import model_identity
 from sglang_plt.calibration.make import make_profile
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec import CODECS, EXACT_TOKENS, PROFILED, Profile, ProfileInfo, Rotary, RowLayout
-from sglang_plt.quality import QualityError
+from sglang_plt.quality import PROFILE_DIVERGENCE, QualityError
 from sglang_plt.quality.baselines import FITTED, GROUP, PLAIN, Baseline, Statistics
 from sglang_plt.quality.calibrate import CHECK_WINDOWS, SENSITIVITY_WINDOWS, fit_profile
 from sglang_plt.quality.collect import CONTINUATION, Collection, collect
@@ -24,7 +24,7 @@ from sglang_plt.quality.texts import Window, builtin_windows
 NAMES = (*CODECS, *PROFILED, *PLAIN, *FITTED)
 """What can be asked for."""
 DIVERGENCE = 0.003
-"""Nats a token that profiles are fitted to, and that curves are read at."""
+"""Nats a token that curves are read at."""
 FACTORS = (1.4, 0.7)
 """Steps of the other points of a codec's curve, in steps of its profile; ``-tight`` codecs are points of it too."""
 _TIGHTER = 0.5  # for a codec without one
@@ -132,7 +132,7 @@ def make_arms(
         if profile is None:
             say(f"fitting {codec}")
             info = _info(model, layout, path, codec, collection.moments.count)
-            profile = fit_profile(info, collection, DIVERGENCE, model, checks, say)
+            profile = fit_profile(info, collection, PROFILE_DIVERGENCE, model, checks, say)
         siblings = [name for name in PROFILED if method_of(name) == codec]
         arms += [codec_arm(name, profile) for name in siblings if name in names]
         if codec in names:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sglang_plt.calibration.fit import step_for
-from sglang_plt.calibration.make import make_profile
+from sglang_plt.calibration.make import SCALES, make_profile
 from sglang_plt.codec import Profile, ProfileInfo
 from sglang_plt.quality.collect import CONTINUATION, Collection
 from sglang_plt.quality.kl import measure
@@ -17,8 +17,6 @@ SENSITIVITY_WINDOWS = 12
 """Windows at the front that sensitivities are measured on, too."""
 CHECK_WINDOWS = 6
 """Windows that the step is corrected on; nothing else is fitted to them."""
-SCALES = {"dense": 1.0, "fast": 0.75}
-"""Quantiser steps of equal divergence, in steps of ``dense``; fixed-width levels are coarser for their size."""
 
 
 def fit_profile(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sglang_plt.codec.profile import unit_layers
+from sglang_plt.quality.components import Used
 from sglang_plt.results import Row
 
+PROMPT_TOKENS = 8192
+"""Of the prompt whose attention is counted."""
 _WEIGHT_BYTES = 2  # bfloat16
 
 
@@ -15,11 +20,13 @@ class Geometry:
     """A model's sizes.
 
     Attributes:
+        heads: of queries, ``head_dim`` channels each.
         vocab: rows of the embedding, which is not tied to the output.
         parameters: all of them.
     """
 
     num_layers: int
+    heads: int
     kv_heads: int
     head_dim: int
     hidden: int
@@ -36,10 +43,19 @@ class Geometry:
         """Of one prompt token: two a weight of the layers; attention and output, left out, would add to it."""
         return 2 * (self.parameters - 2 * self.vocab * self.hidden)
 
+    def prompt_flops(self, num_tokens: int) -> float:
+        """Of one token of a prompt of ``num_tokens``, the mean: :attr:`prefill_flops` and causal attention.
+
+        Attention is ``4 * num_layers * heads * head_dim * (num_tokens + 1) / 2``: in the mean, a query multiplies with
+        the keys of ``(num_tokens + 1) / 2`` tokens, its own included, and its weights with their values; two operations
+        a multiplication and addition. What does not skip the masked half takes twice that.
+        """
+        return self.prefill_flops + 4 * self.num_layers * self.heads * self.head_dim * (num_tokens + 1) / 2
+
 
 MODELS = {
-    "llama-3.1-8b": Geometry(32, 8, 128, 4096, 128256, 8_030_261_248),
-    "llama-3.1-70b": Geometry(80, 8, 128, 8192, 128256, 70_553_706_496),
+    "llama-3.1-8b": Geometry(32, 32, 8, 128, 4096, 128256, 8_030_261_248),
+    "llama-3.1-70b": Geometry(80, 64, 8, 128, 8192, 128256, 70_553_706_496),
 }
 """From ``config.json`` and the safetensors index of ``meta-llama/Llama-3.1-8B`` and ``-70B``."""
 
@@ -54,27 +70,60 @@ def profile_bytes(num_layers: int, width: int, group: int) -> int:
     return total
 
 
-def decode_flops(num_layers: int, width: int, group: int) -> int:
-    """Of one token, two a multiplication and addition: the prediction and the inverse transform of every unit."""
-    units = unit_layers(num_layers, group)
-    return sum(2 * (width * bool(unit.start) + width * len(unit)) * width * len(unit) for unit in units)
+def decode_flops(num_layers: int, width: int, group: int, used: float = 1.0) -> float:
+    """Of one token, two a multiplication and addition: the prediction and the inverse transform of every unit.
+
+    Args:
+        used: share of the transform that is computed; a decoder skips components that are zero throughout a block.
+    """
+    flops = 0.0
+    for unit in unit_layers(num_layers, group):
+        wide = width * len(unit)
+        flops += 2 * width * bool(unit.start) * wide + used * 2 * wide * wide
+    return flops
 
 
-def geometry_rows(group: int = 1) -> list[Row]:
-    """Bytes of a profile over those of the weights, and arithmetic of decoding over that of a prefill."""
+def geometry_rows(group: int = 1, used: Mapping[str, Used] = MappingProxyType({})) -> list[Row]:
+    """Bytes of a profile over those of the weights, and arithmetic of decoding over that of a prefill.
+
+    Args:
+        used: codec -> what its decoder computed of its transform on a model that was measured. Metrics with ``_used``
+            take that share for models that were not: they are projections, with arms ``model/codec`` and ``n`` 0.
+    """
     rows = []
+    for codec, measured in used.items():
+        rows.append(Row("components_used", f"{codec}/group{measured.group}", measured.share, "1", n=measured.blocks))
     for name, model in MODELS.items():
         share = profile_bytes(model.num_layers, model.width, group) / (_WEIGHT_BYTES * model.parameters)
-        flops = decode_flops(model.num_layers, model.width, group) / model.prefill_flops
-        rows += [Row("profile_share_of_weights", name, share, "1"), Row("decode_flops_share", name, flops, "1")]
+        rows.append(Row("profile_share_of_weights", name, share, "1"))
+        prompt = model.prompt_flops(PROMPT_TOKENS)
+        rows.append(Row(f"prefill_flops_{PROMPT_TOKENS}", name, prompt, "flops/token"))
+        arms = {"": 1.0, **{codec: measured.share for codec, measured in used.items()}}
+        for codec, part in arms.items():
+            flops, arm = decode_flops(model.num_layers, model.width, group, part), f"{name}/{codec}".rstrip("/")
+            metric, observed = "decode_flops_share" + ("_used" if codec else ""), 0 if codec else 1
+            rows.append(Row(metric, arm, flops / model.prefill_flops, "1", n=observed))
+            rows.append(Row(f"{metric}_{PROMPT_TOKENS}", arm, flops / prompt, "1", n=observed))
     return rows
 
 
 def geometry_table(rows: list[Row]) -> str:
-    """One line a model."""
-    found = {(row.metric, row.arm): row.value for row in rows}
-    lines = [f"{'model, one layer a transform':32}{'profile, of bf16 weights':>26}{'decode flops, of prefill':>26}"]
+    """One line a model and share of the transform, and what was measured of that share."""
+    found = {(row.metric, row.arm): row for row in rows}
+    titles = ("profile, of bf16 weights", "decode flops, of prefill", f"of prefill with attention ({PROMPT_TOKENS})")
+    lines = [f"{'one layer a transform':40}" + "".join(f"{title:>34}" for title in titles)]
+    codecs = [row for row in rows if row.metric == "components_used"]
     for name in MODELS:
-        shares = (found[metric, name] for metric in ("profile_share_of_weights", "decode_flops_share"))
-        lines.append(f"{name:32}" + "".join(f"{100 * share:>25.2f}%" for share in shares))
+        for codec in ("", *(row.arm.split("/")[0] for row in codecs)):
+            arm, metric = f"{name}/{codec}".rstrip("/"), "decode_flops_share" + ("_used" if codec else "")
+            profile = found["profile_share_of_weights", name].value
+            shares = (profile, found[metric, arm].value, found[f"{metric}_{PROMPT_TOKENS}", arm].value)
+            label = f"{name}, {f'{codec} (projected)' if codec else 'all components'}"
+            lines.append(f"{label:40}" + "".join(f"{100 * share:>33.2f}%" for share in shares))
+    for row in codecs:
+        codec, group = row.arm.split("/group")
+        lines.append(
+            f"projected: {codec} computed {100 * row.value:.1f} % of its inverse transform on the model measured here "
+            f"({row.n} blocks, a profile of {group} layer{'s' * (group != '1')} a transform)"
+        )
     return "\n".join(lines)

@@ -33,24 +33,30 @@ def measure_speed(
     arms: Sequence[Arm],
     repeats: int,
     on_round: Callable[[int], None] = lambda index: None,
+    threads: Sequence[int] = THREADS,
 ) -> Rates:
-    """Time a prefill and all ``arms``, codecs of ours, in every round, so that a busy machine slows them alike."""
+    """Time a prefill and all ``arms``, codecs of ours, in every round, so that a busy machine slows them alike.
+
+    Args:
+        repeats: rounds.
+        threads: numbers of torch threads to do it with.
+    """
     rotary, before = model.rotary(context), torch.get_num_threads()
     rng = np.random.default_rng(0)
     rates: Rates = defaultdict(list)
     try:
         for index in range(repeats):
             ids = windows[index % len(windows)].ids[:context]
-            for threads in THREADS:
-                torch.set_num_threads(threads)
+            for number in threads:
+                torch.set_num_threads(number)
                 started = perf_counter()
                 rows = model.prefill(ids)
-                rates[_PREFILL, _PREFILL, threads].append(context / (perf_counter() - started))
+                rates[_PREFILL, _PREFILL, number].append(context / (perf_counter() - started))
                 for choice in rng.permutation(len(arms)):
                     arm = arms[choice]
                     encode, decode = _seconds(arm, rows, rotary)
-                    rates["encode", arm.name, threads].append(context / encode)
-                    rates["decode", arm.name, threads].append(context / decode)
+                    rates["encode", arm.name, number].append(context / encode)
+                    rates["decode", arm.name, number].append(context / decode)
             on_round(index)
     finally:
         torch.set_num_threads(before)

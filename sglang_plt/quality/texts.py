@@ -61,6 +61,11 @@ def builtin_windows(tokenizer: Any, count: int, length: int, split: str = "evalu
     return windows
 
 
+def documents(kind: str, split: str) -> Iterator[str]:
+    """The texts of ``kind``, prose or code, one after another."""
+    return _prose(split, 1 << 20) if kind == "prose" else _code(split)
+
+
 def file_windows(tokenizer: Any, path: Path, count: int, length: int) -> list[Window]:
     """``count`` windows of ``length`` tokens, evenly spread over the text file ``path``.
 

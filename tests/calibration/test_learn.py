@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sglang_plt.calibration import learn
 from sglang_plt.calibration.learn import SelfCalibration
+from sglang_plt.calibration.make import SCALES
 from sglang_plt.codec.profile import Profile, ProfileInfo
 
 INFO = ProfileInfo("dense", "tiny", "float32", 2, 1, 4, 4, 2, False, 1.0, 1.0, 0, "kind")
@@ -27,8 +30,9 @@ def feed(learning: SelfCalibration, count: int = 64) -> None:
             return
 
 
-def test_learns_from_enough_rows():
-    learning: SelfCalibration[Profile] = SelfCalibration(INFO, lambda profile: profile)
+@pytest.mark.parametrize(("codec", "scale"), [("dense", 1.0), ("fast", 0.75)])
+def test_learns_from_enough_rows(codec: str, scale: float):
+    learning: SelfCalibration[Profile] = SelfCalibration(replace(INFO, codec=codec), lambda profile: profile)
     assert learning.wants_rows
     feed(learning)
     learning.join()
@@ -36,6 +40,8 @@ def test_learns_from_enough_rows():
     assert not learning.wants_rows
     profile = learning.result
     assert profile.info.sensitivity == "kind"
+    # fixed-width levels are coarser for their size, so a quantiser of them takes less of the same step
+    assert profile.info.scale == SCALES[codec] == scale
     assert learning.rows_wanted <= profile.info.tokens < learning.rows_wanted + 32
     # one step is the same share of the variance of every layer and kind
     basis = profile.units[0].basis.dense()

@@ -58,10 +58,18 @@ def test_every_arm_in_one_run(tiny_llama_dir, tmp_path, capsys):
         for metric in ("encode_vs_prefill", "decode_vs_prefill", "decode_tokens_per_s"):
             assert {value[metric, f"{name}/256/all/threads{threads}"] > 0 for threads in (1, 2)} == {True}
     assert 0 < value["profile_share_of_weights", "llama-3.1-70b"] < value["profile_share_of_weights", "llama-3.1-8b"]
+    for name in ("fast/group1", "dense/group3", "dense-tight/group3"):
+        assert 0 < value["components_used", name] <= 1
+        assert found["components_used", name].n == 2  # one block a window
+    for name in ("llama-3.1-8b", "llama-3.1-70b"):
+        used, every = value["decode_flops_share_used", f"{name}/dense"], value["decode_flops_share", name]
+        assert used <= every
+        assert value["decode_flops_share_8192", name] < every
     assert plot.read_bytes().startswith(b"\x89PNG")
     captured = capsys.readouterr()
     assert "window 2 of 2 (code)" in captured.err
     assert "bits a value at KL 0.003" in captured.out
+    assert "llama-3.1-8b, fast (projected)" in captured.out
 
     assert run(*argv, "--codec", "aqua", "--json", path) == 0  # from the same pass over the text
     assert "7 of 7 windows taken up" in capsys.readouterr().err

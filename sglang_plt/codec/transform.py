@@ -1,0 +1,72 @@
+"""The arithmetic of a profile: predict a unit's rows from the layer below, to components and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_plt.codec.products import product
+from sglang_plt.codec.profile import Profile
+from triton_ops.band_codes import BAND
+
+
+@dataclass(frozen=True)
+class Unit:
+    """``row = bias + below @ weights + components @ basis``; float32 on the pool's device.
+
+    Attributes:
+        layers: of the unit.
+        weights: ``[width below, width]``; no rows where nothing is predicted.
+        bias: ``[width]``.
+        basis: ``[width, width]``, one component a row.
+        analysis: its inverse.
+    """
+
+    layers: range
+    weights: torch.Tensor
+    bias: torch.Tensor
+    basis: torch.Tensor
+    analysis: torch.Tensor
+
+    def predict(self, below: torch.Tensor | None) -> torch.Tensor:
+        """Rows of the unit, ``[n, width]`` or ``[width]``, given those of the layer below as the decoder has them."""
+        if below is None or not len(self.weights):
+            return self.bias
+        return product(below, self.weights).add_(self.bias)
+
+    def analyse(self, rows: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        """Components ``[n, width]``, in steps of the profile."""
+        return product(rows - predicted, self.analysis)
+
+    def synthesise(
+        self, predicted: torch.Tensor, components: torch.Tensor, used: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows ``[n, width]``.
+
+        Args:
+            components: in steps of the profile; all, or the ``used`` ones in this order. Padding of bands is ignored.
+        """
+        basis = self.basis
+        if used is not None:
+            if len(basis) % BAND:
+                components, used = components[:, used < len(basis)], used[used < len(basis)]
+            basis = basis if len(used) == len(basis) else basis[used]
+        return product(components, basis).add_(predicted)
+
+
+def units_of(profile: Profile, device: torch.device) -> list[Unit]:
+    """Of all units, the inverses computed.
+
+    Raises:
+        ValueError: a basis has no inverse, which no calibration makes.
+    """
+    found = []
+    for layers, unit in zip(profile.info.units, profile.units, strict=True):
+        basis = unit.basis.dense()
+        analysis, failed = torch.linalg.inv_ex(basis.double())
+        if int(failed) or not bool(analysis.float().isfinite().all()):
+            raise ValueError(f"profile: the basis of layers {layers.start} to {layers.stop - 1} has no inverse")
+        parts = unit.weights.dense(), unit.bias, basis, analysis.float()
+        found.append(Unit(layers, *(part.to(device).contiguous() for part in parts)))
+    return found
