@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class BlockCodec:
         self._codec.warm_up()
         self.lossless = name == "raw"
         self.fixed_size = self._codec.fixed_size
+        self.takes_references = False
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return block_limit(self._codec, num_rows, exact_rows(position, num_rows))
@@ -48,10 +50,12 @@ class BlockCodec:
     def advance(self, agree_min) -> bool:
         return False
 
-    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> np.ndarray:
+    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False, references: Any = ()) -> np.ndarray:
         return encode_block(self._codec, _FINGERPRINT, slots, position)
 
-    def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
+    def decode(
+        self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int, references: Any = ()
+    ) -> None:
         decode_block(self._codec, _FINGERPRINT, data, start, stop, slots, position)
 
 

@@ -23,6 +23,24 @@ class BlockState(Enum):
     FAILED = "failed"  # encoding failed on this rank: a miss when it is asked for
 
 
+@dataclass(frozen=True, slots=True)
+class BlockReference:
+    """A block that another one is coded as differences from.
+
+    Attributes:
+        block: has no references itself.
+        stretches: ``(row of the reference, row, rows)`` that resemble each other.
+    """
+
+    block: Block
+    stretches: tuple[tuple[int, int, int], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that resemble rows of the reference."""
+        return sum(length for _, _, length in self.stretches)
+
+
 @dataclass(eq=False, slots=True)
 class Block:
     """At most ``BLOCK_TOKENS`` consecutive rows of one sequence, encoded once.
@@ -32,10 +50,12 @@ class Block:
         num_rows: rows (tokens) of the block.
         num_bytes: bytes charged to the budget, the same on every rank: an estimate until ``settled``.
         position: absolute token position of row 0.
-        refs: views that need the block; at zero its bytes are released.
+        refs: views that need the block; at zero nothing new may refer to it.
+        dependants: blocks that are coded as differences from it; its bytes stay until these are gone, too.
         data: the encoded bytes when ``state`` is READY.
         settled: whether ``num_bytes`` is final.
         teaches: whether its rows may go into what is learned from rows.
+        references: blocks that its rows resemble; held until its own bytes are released.
     """
 
     id: int
@@ -44,10 +64,12 @@ class Block:
     position: int
     state: BlockState = BlockState.QUEUED
     refs: int = 0
+    dependants: int = 0
     data: Any = None
     slots: Any = field(default=None, repr=False)  # rows still to be read, while QUEUED
     settled: bool = False
     teaches: bool = False
+    references: tuple[BlockReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

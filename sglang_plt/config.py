@@ -52,6 +52,7 @@ class PLTConfig:
             ``dense``, ``dense-tight``.
         profile: file or directory of profiles; None is where ``sglang-plt calibrate`` puts them.
         predictive_delta: whether such a codec predicts a layer from the one below; off for comparison.
+        delta: whether blocks that resemble others are stored as differences from them, with such a codec.
         cold_bytes: budget of the cold tier in bytes, per rank; None takes ``cold_fraction``. 0 switches the tier off.
         cold_fraction: budget as a multiple of the bytes of the KV pool, used when ``cold_bytes`` is None.
         policy: what goes first, in every tier: ``value``, or one of SGLang's own.
@@ -65,6 +66,7 @@ class PLTConfig:
     codec: str = "int8"
     profile: str | None = None
     predictive_delta: bool = True
+    delta: bool = True
     cold_bytes: int | None = None
     cold_fraction: float = 2.0
     policy: str = "value"
@@ -86,6 +88,8 @@ class PLTConfig:
             )
         if not isinstance(self.predictive_delta, bool):
             raise ConfigError(f"--plt-predictive-delta={self.predictive_delta!r} must be on or off")
+        if not isinstance(self.delta, bool):
+            raise ConfigError(f"--plt-delta={self.delta!r} must be on or off")
         if self.cold_bytes is not None:
             self._require_int("cold_bytes", minimum=0)
         if isinstance(self.cold_fraction, bool) or not isinstance(self.cold_fraction, int | float):

@@ -49,10 +49,14 @@ class Rates:
             if value < int(field.name in ("prefill_ns", "token_bytes")):
                 raise ValueError(f"{field.name}={value} is too small")
 
-    def saving(self, position: int) -> int:
-        """Picoseconds saved per byte held by a token at ``position``, to three significant bits."""
+    def saving(self, position: int, token_bytes: int | None = None) -> int:
+        """Picoseconds saved per byte held by a token at ``position``, to three significant bits.
+
+        Args:
+            token_bytes: that it holds; default: what all do.
+        """
         saved = self.prefill_ns + self.attention_ns * (position >> 10) - self.restore_ns
-        exact = max(1, saved * 1000 // self.token_bytes)
+        exact = max(1, saved * 1000 // (token_bytes or self.token_bytes))
         shift = max(0, exact.bit_length() - 3)
         return exact >> shift << shift
 
@@ -244,3 +248,11 @@ class TierOrder(_RatedOrder):
 
     def record(self, node: Node) -> _Record:
         return self._learned.record(node)
+
+    def saving(self, node: Node) -> int:
+        """By the bytes of the node's own blocks, where it has any: a difference from another block holds few."""
+        position = node.start * self.unit_tokens
+        if not node.views:
+            return self.rates.saving(position)
+        held = sum(view.block.num_bytes * len(view) // view.block.num_rows for view in node.views)
+        return self.rates.saving(position, max(1, held // (len(node) * self.unit_tokens)))

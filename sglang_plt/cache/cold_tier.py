@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sglang_plt.blocks import BLOCK_TOKENS, Block, BlockState, View
-from sglang_plt.cache.room import choose_victims
+from sglang_plt.blocks import Block, BlockState
+from sglang_plt.cache.block_room import BlockRoom
+from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.config import PLTConfig
@@ -33,17 +34,25 @@ class RowCodec(Protocol):
     def num_bytes(self, num_rows: int, position: int) -> int:
         """Most bytes of the block, from integers alone."""
 
-    def encode(self, slots: Any, position: int, teaches: bool = False) -> Any:
+    @property
+    def takes_references(self) -> bool:
+        """True when rows can be coded as differences from those of other blocks."""
+
+    def encode(self, slots: Any, position: int, teaches: bool = False, references: Any = ()) -> Any:
         """Encode the rows of ``slots``; ``position`` is the sequence position of the first.
 
-        ``teaches``: what is learned from rows may learn from these.
+        ``teaches``: what is learned from rows may learn from these. ``references``: encoded blocks, each with its
+        stretches, see :class:`sglang_plt.blocks.BlockReference`; only where :attr:`takes_references`.
         """
 
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Change to what was learned meanwhile, on all ranks at once; called at the same steps on every rank."""
 
-    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int) -> None:
-        """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes."""
+    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> None:
+        """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes.
+
+        ``references``: the blocks that it was encoded with.
+        """
 
 
 class ColdTier:
@@ -74,10 +83,11 @@ class ColdTier:
         self.codec = codec if budget_bytes > 0 else None
         self.config = config
         self.stats = stats
-        self.store = BlockStore(budget_bytes)
+        self.near = NearBlocks(stats)
+        self.store = BlockStore(budget_bytes, self.near.forget)
         self.writer = BlockWriter(self._encode, self._encode_failed, background)
-        self._sizes = BlockSizes(self.codec)
-        self._agree_min, self._agree_max = agree_min, agree_max
+        self._room = BlockRoom(self, agree_max, log)
+        self._agree_min = agree_min
         self._log = log
 
     # -- demotion -------------------------------------------------------------------------------------------------
@@ -88,14 +98,14 @@ class ColdTier:
         Every row has been read when this returns, so the slots may be freed at once.
         """
         if not node.views and not (node.lossy or self.codec is None):
-            self.stats.store_full += not self._reserve(node, last_resort=True)
+            self.stats.store_full += not self._room.reserve(node, last_resort=True)
         if node.views:
             for view in node.views:
                 if self.writer.finish(view.block):
                     self.stats.blocks_written_ahead += 1
                 else:
                     self.stats.blocks_written_late += 1
-            self._settle(node)
+            self._room.settle(node)
         if node.views:
             self.stats.demoted_tokens += len(node)
             self._log("demote", node=node.id, tokens=len(node))
@@ -114,91 +124,21 @@ class ColdTier:
         if not self.config.write_ahead:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
-        most = self.store.budget_bytes // (8 * self._sizes.of_row)
+        most = self.store.budget_bytes // (8 * self._room.sizes.of_row)
         queued: list[Block] = []
         for node in self.trie.in_line(self.trie.hot_queue, min(self.config.write_ahead, most)):
             if node.views or node.lossy or len(node) > most:
                 continue
-            if not self._reserve(node, last_resort=False):
+            if not self._room.reserve(node, last_resort=False):
                 break
             queued += [view.block for view in node.views]
         if queued:
             self.writer.submit(queued)
 
     def codec_changed(self) -> None:
-        """Learn anew how large blocks are."""
-        self._sizes = BlockSizes(self.codec)
-
-    def _reserve(self, node: Node, *, last_resort: bool) -> bool:
-        """Give a hot node blocks in state QUEUED; False when the store cannot make room.
-
-        ``last_resort`` gives up the copies of other hot nodes too, where all cold nodes are not enough.
-        """
-        assert self.codec is not None
-        shapes = []
-        for start in range(0, len(node), BLOCK_TOKENS):
-            rows = min(BLOCK_TOKENS, len(node) - start)
-            shapes.append((start, rows, self._sizes(rows, node.start + start)))
-        num_bytes = sum(size for _, _, size in shapes)
-        if not self._make_room(num_bytes, copies=last_resort):
-            return False
-        teaches = node.key.namespace is None
-        views = [
-            self.store.add(rows, size, node.start + start, node.slots[start : start + rows], teaches)
-            for start, rows, size in shapes
-        ]
-        self.trie.set_views(node, views)
-        self._log("write", node=node.id, tokens=len(node))
-        return True
-
-    def _settle(self, node: Node) -> None:
-        """Charge what the blocks of a hot node turned out to need, and make room for it; without room they go."""
-        open_blocks = [view.block for view in node.views if not view.block.settled]
-        if not open_blocks:
-            return
-        sizes = [block.num_bytes for block in open_blocks]
-        if not self._sizes.exact:
-            sizes = self._agree_max([len(block.data) if block.data is not None else 0 for block in open_blocks])
-        for block, size in zip(open_blocks, sizes, strict=True):
-            self.store.settle(block, size)
-            if block.teaches and size:
-                self._sizes.learn(block.num_rows, size)
-        if self.store.free_bytes >= 0:
-            return
-        self.trie.pin(node)
-        enough = self._make_room(0, copies=True)
-        self.trie.unpin(node)
-        if not enough:
-            self.stats.store_full += 1
-            self.store.release(self.trie.clear_views(node))
-
-    def _make_room(self, num_bytes: int, *, copies: bool) -> bool:
-        """Free ``num_bytes`` of the store, or nothing; arguments as of :func:`choose_victims`."""
-        shortage = num_bytes - self.store.free_bytes
-        if shortage <= 0 or num_bytes > self.store.budget_bytes:
-            return shortage <= 0
-        victims = choose_victims(self.trie, shortage, copies=copies)
-        for node in victims:
-            if node.hot:
-                self._finish_reads(node.views)
-                self.store.release(self.trie.clear_views(node))
-                self._log("drop_copy", node=node.id, tokens=len(node))
-            else:
-                self._drop_cold(node)
-        return bool(victims)
-
-    def _finish_reads(self, views: list[View]) -> None:
-        """Let no block that stays, or that is in work, read slots that its node may lose from now on."""
-        for view in views:
-            if view.block.refs > 1:
-                self.writer.finish(view.block)
-            else:
-                self.writer.abandon(view.block)
-
-    def _drop_cold(self, node: Node) -> None:
-        self.stats.dropped_tokens["cold"] += len(node)
-        self._log("drop_cold", node=node.id, tokens=len(node))
-        self.store.release(self.trie.clear_views(node))
+        """Learn anew how large blocks are; what another codec stored is no reference."""
+        self._room.sizes = BlockSizes(self.codec)
+        self.near.clear()
 
     def _drop_below(self, node: Node) -> None:
         """Drop the cold nodes below ``node``, deepest first: without their prefix they cannot be restored."""
@@ -208,7 +148,7 @@ class ColdTier:
             subtree.append(current)
             stack.extend(child for child in current.children.values() if child.cold)
         for current in reversed(subtree):
-            self._drop_cold(current)
+            self._room.drop_cold(current)
 
     def prune_replay(self) -> None:
         """Forget keys of evicted prefixes beyond ``config.replay_tokens``."""
@@ -232,7 +172,7 @@ class ColdTier:
             self.stats.restore_failures += 1
             self._log("restore_failed", node=nodes[failed].id)
             self._drop_below(nodes[failed])
-            self._drop_cold(nodes[failed])
+            self._room.drop_cold(nodes[failed])
             return False
         assert self.codec is not None
         offset = 0
@@ -258,7 +198,10 @@ class ColdTier:
                     if block.state is not BlockState.READY:
                         raise ValueError("the block was never encoded")
                     target = slots[offset : offset + len(view)]
-                    self.codec.decode(block.data, view.start, view.stop, target, position - view.start)
+                    near = {}
+                    if block.references:
+                        near["references"] = [reference.block.data for reference in block.references]
+                    self.codec.decode(block.data, view.start, view.stop, target, position - view.start, **near)
                 except Exception as error:
                     logger.warning(
                         "PLT cache: block %d (%d tokens at position %d) cannot be restored and is dropped, "
@@ -280,8 +223,12 @@ class ColdTier:
     def _encode(self, block: Block) -> Any:
         assert self.codec is not None
         started = time.perf_counter()
-        data = self.codec.encode(block.slots, block.position, block.teaches)
-        num_bytes = block.num_bytes if self._sizes.exact else len(data)
+        near = {}
+        if block.references:
+            ready = (reference for reference in block.references if reference.block.state is BlockState.READY)
+            near["references"] = [(reference.block.data, reference.stretches) for reference in ready]
+        data = self.codec.encode(block.slots, block.position, block.teaches, **near)
+        num_bytes = block.num_bytes if self._room.sizes.exact else len(data)
         self.stats.observe("encode", time.perf_counter() - started, num_bytes=num_bytes)
         return data
 
@@ -298,4 +245,5 @@ class ColdTier:
     def clear(self) -> None:
         """Forget all blocks; the caller clears the trie."""
         self.writer.cancel()
-        self.store = BlockStore(self.store.budget_bytes)
+        self.near.clear()
+        self.store = BlockStore(self.store.budget_bytes, self.near.forget)

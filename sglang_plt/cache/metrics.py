@@ -18,6 +18,7 @@ _HELP = {
     "decode": "Seconds spent decoding the cold nodes of one restore.",
     "evict": "Seconds that one eviction added to a scheduling step.",
     "restore": "Seconds that one restore added to a scheduling step.",
+    "align": "Seconds spent on finding what one block resembles.",
 }
 
 
@@ -38,6 +39,12 @@ class CacheMetrics:
         self._budget = Gauge(
             "sglang:plt_cold_budget_bytes", "Budget of the cold tier.", label, multiprocess_mode="mostrecent"
         )
+        self._blocks = Gauge(
+            "sglang:plt_blocks",
+            "Encoded blocks: all, delta (coded as differences from others), orphan (needed by those only).",
+            [*label, "kind"],
+            multiprocess_mode="mostrecent",
+        )
         self._evicted = Counter(
             "sglang:plt_evicted_tokens", "Tokens that left a tier; demoted: hot to cold.", [*label, "tier"]
         )
@@ -50,6 +57,9 @@ class CacheMetrics:
                 "encode_failures": "Blocks that could not be encoded.",
                 "encoded_bytes": "Bytes of blocks encoded.",
                 "decoded_bytes": "Bytes of blocks decoded.",
+                "near_candidates": "Blocks aligned with a block about to be stored.",
+                "near_accepted": "Blocks that another is coded as differences from.",
+                "near_saved_bytes": "Bytes saved by that, against the mean of blocks without.",
                 "store_full": "Demotions without room in the cold tier.",
                 "blocks_written_ahead": "Demoted blocks found already encoded.",
                 "blocks_written_late": "Demoted blocks encoded by the eviction itself.",
@@ -72,6 +82,13 @@ class CacheMetrics:
             self._tokens.labels(self._rank, tier).set(tokens)
         self._cold_bytes.labels(self._rank).set(cold.store.used_bytes)
         self._budget.labels(self._rank).set(cold.store.budget_bytes)
+        store = cold.store
+        for kind, number in (
+            ("all", store.num_blocks),
+            ("delta", store.num_dependants),
+            ("orphan", store.num_orphans),
+        ):
+            self._blocks.labels(self._rank, kind).set(number)
         for name, counter in self._counters.items():
             self._advance(counter.labels(self._rank), name, getattr(stats, name))
         for tier, tokens in {**stats.dropped_tokens, "demoted": stats.demoted_tokens}.items():

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sglang_plt.blocks import Block
 from sglang_plt.node import Node
 from sglang_plt.trie import Trie
 
 
 class _Freed:
-    """Counts the bytes that nodes free with their views: a block goes with the last of its views."""
+    """Counts the bytes that nodes free with their views: a block goes with the last of what needs it."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, int] = {}  # block -> views that are left
+        self._needed: dict[int, int] = {}  # block -> views and dependants that are left
 
     def __call__(self, node: Node) -> int:
         """Bytes that are free with ``node`` and were not before; once for each node."""
-        num_bytes = 0
-        for view in node.views:
-            block = view.block
-            left = self._refs[block.id] = self._refs.get(block.id, block.refs) - 1
-            if left == 0:
-                num_bytes += block.num_bytes
-        return num_bytes
+        return sum(self._without_one(view.block) for view in node.views)
+
+    def _without_one(self, block: Block) -> int:
+        left = self._needed[block.id] = self._needed.get(block.id, block.refs + block.dependants) - 1
+        if left:
+            return 0
+        return block.num_bytes + sum(self._without_one(reference.block) for reference in block.references)
 
 
 def choose_victims(trie: Trie, num_bytes: int, *, copies: bool) -> list[Node]:
@@ -51,7 +52,29 @@ def choose_victims(trie: Trie, num_bytes: int, *, copies: bool) -> list[Node]:
                 break
             size(node)
             victims.append(node)
-    return victims if total >= num_bytes else []
+    return _without_idle(victims, num_bytes) if total >= num_bytes else []
+
+
+def _without_idle(victims: list[Node], num_bytes: int) -> list[Node]:
+    """Leave out those whose bytes other blocks need, where the rest is enough: dropping them would win nothing."""
+    freed = _Freed()
+    idle = {node.id for node in victims if not freed(node)}
+    for node in victims:
+        if node.id not in idle:  # its whole subtree has to go first
+            idle -= {below.id for below in _cold_below(node)}
+    if not idle:
+        return victims
+    kept, freed = [node for node in victims if node.id not in idle], _Freed()
+    return kept if sum(map(freed, kept)) >= num_bytes else victims
+
+
+def _cold_below(node: Node) -> Iterator[Node]:
+    stack = [node] if node.cold else []
+    while stack:
+        for child in stack.pop().children.values():
+            if child.cold:
+                stack.append(child)
+                yield child
 
 
 def _copies(trie: Trie) -> Iterator[Node]:

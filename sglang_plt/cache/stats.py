@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-TIMED = ("encode", "decode", "evict", "restore")
-"""What is timed: encoding and decoding of rows; what an eviction or a restore adds to a scheduling step."""
+TIMED = ("encode", "decode", "evict", "restore", "align")
+"""What is timed: encoding and decoding of rows; what an eviction or a restore adds to a scheduling step; the search for
+what a block resembles."""
 
 
 @dataclass
@@ -26,6 +27,9 @@ class CacheStats:
     blocks_written_late: int = 0
     encoded_bytes: int = 0
     decoded_bytes: int = 0
+    near_candidates: int = 0
+    near_accepted: int = 0
+    near_saved_bytes: int = 0
     dropped_tokens: dict[str, int] = field(default_factory=lambda: {"hot": 0, "cold": 0, "replay": 0})
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED, 0.0))
     observer: Callable[[str, float], None] | None = field(default=None, repr=False)

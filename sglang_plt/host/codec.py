@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import torch
 from sglang.version import __version__ as sglang_version
 
 from sglang_plt.calibration.learn import SelfCalibration
-from sglang_plt.codec import PROFILED, Codec, Profile, ProfileError, make_codec
+from sglang_plt.codec import PROFILED, Codec, Profile, ProfileError, Reference, Stretch, make_codec
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, block_limit, decode_block, encode_block, fingerprint
 from sglang_plt.codec.rows import layer_rows
@@ -142,8 +142,23 @@ class PoolCodec:
         """Most bytes of a block, a function of integers alone."""
         return block_limit(self._current, num_rows, exact_rows(position, num_rows))
 
-    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False) -> np.ndarray:
-        """Encode rows; with ``teaches`` their second moments may go into a profile."""
+    @property
+    def takes_references(self) -> bool:
+        """True when rows can be coded as differences from those of other blocks."""
+        return self._current.takes_references
+
+    def encode(
+        self,
+        slots: torch.Tensor,
+        position: int,
+        teaches: bool = False,
+        references: Sequence[tuple[np.ndarray, Iterable[tuple[int, int, int]]]] = (),
+    ) -> np.ndarray:
+        """Encode rows; with ``teaches`` their second moments may go into a profile.
+
+        Args:
+            references: encoded blocks, each with ``(row of it, row, rows)`` that resemble each other.
+        """
         self._after_forward_pass()
         learning = self._learning
         if teaches and learning is not None and learning.wants_rows:
@@ -151,7 +166,8 @@ class PoolCodec:
                 learning.offer(self._lesson(slots, position))
             except Exception as error:  # what is learned must not cost the block
                 logger.warning("PLT cache: nothing is learned from a block: %s: %s", type(error).__name__, error)
-        return encode_block(self._current, self._fingerprint, slots, position)
+        near = [Reference(block, tuple(Stretch(*stretch) for stretch in found)) for block, found in references]
+        return encode_block(self._current, self._fingerprint, slots, position, near)
 
     def _lesson(self, slots: torch.Tensor, position: int) -> list[torch.Tensor]:
         """A copy of the rows of every layer that a profile would code."""
@@ -160,15 +176,23 @@ class PoolCodec:
         kept = exact_rows(position, len(slots))
         return layer_rows(self._rows, self._rotary, slots[kept:].to(self._device), position + kept)
 
-    def decode(self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int) -> None:
-        """Rebuild rows of a block of any codec that was in use."""
+    def decode(
+        self,
+        data: np.ndarray,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Rebuild rows of a block of any codec that was in use, given the blocks that it was encoded with."""
         self._after_forward_pass()
         codec = self._current
         if len(data) >= HEADER_BYTES:
             header = BlockHeader.unpack(data)
             name = header.codec.rstrip(b"\0").decode("ascii", "replace")
             codec = self._codecs.get((name, header.profile), codec)
-        decode_block(codec, self._fingerprint, data, start, stop, slots, position)
+        decode_block(codec, self._fingerprint, data, start, stop, slots, position, references)
 
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Take the learned profile into use once every rank has its own; every rank must call it at the same step."""

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from sglang_plt.blocks import BLOCK_TOKENS
-from sglang_plt.config import ConfigError
+from sglang_plt.config import PROFILED, ConfigError
 from sglang_plt.plugin.options import check_hooks, config_of
 from sglang_plt.plugin.refusals import check_flags, check_model
 from sglang_plt.plugin.seams import check_seams
@@ -69,12 +69,13 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     )
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "
-        "restore_threshold=%d write_ahead=%d replay_tokens=%d delta_threshold=%g%s",
+        "delta=%s restore_threshold=%d write_ahead=%d replay_tokens=%d delta_threshold=%g%s",
         codec.describe() if codec is not None else "none",
         budget,
         budget / codec.pool_bytes if codec is not None else 0.0,
         params.page_size,
         policy,
+        "on" if config.delta and config.codec in PROFILED else "off",
         config.restore_threshold,
         config.write_ahead,
         config.replay_tokens,

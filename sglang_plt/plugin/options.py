@@ -78,6 +78,12 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "on|off",
         "Whether fast and dense predict a layer from the one below (default on); off is for comparison.",
     )
+    add(
+        "delta",
+        _switch,
+        "on|off",
+        "Whether fast and dense store blocks that resemble others as differences from them (default on).",
+    )
     add("cold-bytes", str, "SIZE", "Budget of the cold tier on each rank, for example 4GiB; 0 switches it off.")
     add(
         "cold-fraction",

@@ -111,9 +111,11 @@ class BlockWriter:
             self._write(block)
 
     def _write(self, block: Block) -> None:
-        """Encode a block that is already marked ENCODING by this thread."""
+        """Encode a block that is already marked ENCODING by this thread, what it refers to first."""
         data: Any = None
         try:
+            for reference in block.references:  # these have none themselves
+                self.finish(reference.block)
             data = self._encode(block)
         except Exception as error:
             self._on_failure(block, error)

@@ -58,6 +58,7 @@ class CopyCodec:
 
     lossless = True
     fixed_size = True
+    takes_references = False
 
     def __init__(self, pool: MHATokenToKVPool):
         self.buffers = [pool.get_key_buffer(0), pool.get_value_buffer(0)]
@@ -321,11 +322,23 @@ class Harness:
         ]
         every = torch.cat([owned, free, *private])
         assert len(torch.unique(every)) == len(every), "a slot has two owners"
-        store = cache.cold.store
-        views = [view for node in cache.trie.nodes() for view in node.views]
-        blocks = {view.block.id: view.block for view in views}
+        self.check_blocks()
+
+    def check_blocks(self) -> None:
+        """The store's counts are those of the blocks that views or other blocks refer to; nearness follows them."""
+        store, near = self.cache.cold.store, self.cache.cold.near
+        views = [view for node in self.cache.trie.nodes() for view in node.views]
+        viewed = {view.block.id: view.block for view in views}
+        references = [reference.block for block in viewed.values() for reference in block.references]
+        blocks = viewed | {block.id: block for block in references}
         assert store.used_bytes == sum(block.num_bytes for block in blocks.values())
-        assert store.num_blocks == len(blocks)
         assert store.used_bytes <= store.budget_bytes
+        assert store.num_blocks == len(blocks)
+        assert store.num_dependants == sum(bool(block.references) for block in blocks.values())
+        assert store.num_orphans == len(blocks) - len(viewed)
         for block in blocks.values():
             assert block.refs == sum(view.block is block for view in views)
+            assert block.dependants == sum(other is block for other in references)
+            assert not (block.dependants and block.references), "a difference from a difference"
+        assert set(near._members) <= {id for id, block in viewed.items() if not block.references}
+        assert len(near._index) == len(near)

@@ -26,6 +26,7 @@ class RealCodec:
 
     lossless = True
     fixed_size = True
+    takes_references = False
 
     def __init__(self, harness: Harness):
         keys, values = harness.pool.get_key_buffer(0), harness.pool.get_value_buffer(0)
@@ -181,7 +182,7 @@ def test_copies_and_cold_rows_go_together_where_one_of_them_is_not_enough():
     harness.evict(80)
     serve(harness, LONG[:15])
     (copy,) = [node for node in harness.cache.trie.nodes() if node.hot]
-    assert harness.cache.cold._reserve(copy, last_resort=False)
+    assert harness.cache.cold._room.reserve(copy, last_resort=False)
     lock = harness.cache.lock(copy)
     serve(harness, array("q", range(1000, 1028)))
     harness.evict(28)
@@ -200,10 +201,10 @@ def test_copies_that_are_last_in_line_go_first():
     for seed in (1, 2):
         serve(harness, array("q", range(seed * 1000, seed * 1000 + 15)))
     old, new = sorted((node for node in harness.cache.trie.nodes()), key=lambda node: node.created)
-    assert cold._reserve(old, last_resort=False)
-    assert cold._reserve(new, last_resort=False)
+    assert cold._room.reserve(old, last_resort=False)
+    assert cold._room.reserve(new, last_resort=False)
     harness.cache.trie.match(old.key)
-    assert cold._make_room(8 * 20, copies=True)
+    assert cold._room._make_room(8 * 20, copies=True)
     assert old.views
     assert not new.views
 
@@ -243,7 +244,7 @@ def test_pinned_rows_survive_pressure_between_match_and_restore(harness):
     request = Request("r", array("q", LONG))
     match = harness.cache.match_prefix(MatchPrefixParams(key=harness.key(request, 39), req=request))
     assert match.host_hit_length == 39
-    assert harness.cache.cold._make_room(harness.cache.cold.store.budget_bytes, copies=False) is False
+    assert harness.cache.cold._room._make_room(harness.cache.cold.store.budget_bytes, copies=False) is False
     request.last_node = match.last_device_node
     loaded, node = harness.cache.init_load_back(InitLoadBackParams(match.best_match_node, 39, req=request))
     assert (loaded, node.stop) == (39, 39)
@@ -309,7 +310,7 @@ def test_giving_up_half_a_block_finishes_it_first():
     assert block.state is BlockState.QUEUED
     serve(harness, LONG[:20] + OTHER[:4])  # splits the node, and with it the block
     assert block.refs > 1
-    assert harness.cache.cold._make_room(harness.cache.cold.store.budget_bytes, copies=True)
+    assert harness.cache.cold._room._make_room(harness.cache.cold.store.budget_bytes, copies=True)
     assert harness.cache.cold.store.used_bytes == 0
     assert block.state is BlockState.READY
     harness.check()
