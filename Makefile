@@ -1,11 +1,12 @@
 PY := .venv/bin/python
 JSON_ARG = $(if $(JSON),--json $(JSON))
+ARMS_ARG = $(if $(ARMS),--arms $(ARMS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock demo-model test check demo bench-overhead bench-restore
+.PHONY: help env lock demo-model test check demo bench-overhead bench-restore bench-fleet bench-fleet-full
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: ## make .venv from requirements.txt; does nothing when it is up to date
 	@scripts/env.sh
@@ -35,3 +36,9 @@ bench-overhead: env ## what the cache costs when it does not help; JSON=FILE als
 
 bench-restore: env ## restore against prefill; JSON=FILE also writes the numbers
 	@$(PY) -m bench_serving.restore $(JSON_ARG)
+
+bench-fleet: env ## near-identical agents, 16 sessions of 2 turns; ARMS="radix dense" runs a part, JSON=FILE writes the numbers
+	@$(PY) -m bench_serving.fleet --sessions 16 --turns 2 $(ARMS_ARG) $(JSON_ARG)
+
+bench-fleet-full: env ## the same with 32 sessions of 4 turns
+	@$(PY) -m bench_serving.fleet --sessions 32 --turns 4 $(ARMS_ARG) $(JSON_ARG)
