@@ -103,7 +103,8 @@ class _Player:
     async def run(self, arrivals: Arrivals, starts: Sequence[float]) -> Result:
         self._states = {session.name: _State(session) for session in self._sessions}
         no_limit = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        # a connection kept alive may be closed by the server while the next request is being written
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(self._options.url, timeout=no_limit, connector=connector) as self._http:
             for index in range(self._options.warm_up):
                 ids = [random.Random(index).randrange(256, 1024) for _ in range(_WARM_UP_TOKENS)]

@@ -24,6 +24,7 @@ Refusal = Callable[..., str]
 EVERY_OPTION = {
     "profile": ("/profiles", "/profiles"),
     "predictive_delta": ("off", False),
+    "delta": ("off", False),
     "codec": ("raw", "raw"),
     "cold_bytes": ("4GiB", 4 << 30),
     "cold_fraction": ("0.5", 0.5),
