@@ -95,6 +95,8 @@ class TreeSnapshot:
 
         A row of ``nodes`` is a run of nodes in one tier without a branch in between; ``parent`` is the row above, None
         at the top. Bits are floats, None in a salted namespace. ``hidden`` sums what is below a row and not shown.
+        ``bytes`` are those of a row's blocks, ``differences`` how many of its tokens are kept as differences from each
+        row: ``[row or None, tokens]``, None for rows that are not shown or whose prefix is gone.
         """
         salted = sum(not self._trie.estimator.learns(namespace) for namespace in self._namespaces)
         listed = sorted(self._totals, key=self._rank)[:MAX_CLUSTERS]
@@ -134,6 +136,7 @@ class TreeSnapshot:
 
     def _rows(self, number: dict[Cluster, int], centroids: set[int]) -> tuple[list[dict[str, Any]], int]:
         rows: list[dict[str, Any]] = []
+        runs: list[tuple[dict[str, Any], list[Node]]] = []
         heap: list[tuple[int, int, Node, dict[str, Any] | None]] = []
 
         def offer(node: Node, parent: dict[str, Any] | None) -> None:
@@ -148,12 +151,14 @@ class TreeSnapshot:
             row["cluster"] = number.get(self._cluster[node.id]) if node.id in self._cluster else None
             row["centroid"] = run[-1].id in centroids
             rows.append(row)
+            runs.append((row, run))
             for child in run[-1].children.values():
                 offer(child, row)
         hidden: dict[int | None, int] = {None: 0}
         for _, _, node, parent in heap:
             above = None if parent is None else parent["id"]
             hidden[above] = hidden.get(above, 0) + self._below[node.id]
+        _relate(runs)
         for row in rows:
             row["hidden"] = _plain_sum(hidden[row["id"]]) if row["id"] in hidden else None
         return rows, hidden[None]
@@ -190,6 +195,23 @@ class TreeSnapshot:
         if self._token_preview and learns:
             row["tokens"] = [t for node in run for t in node.key.tokens[: self._token_preview]][: self._token_preview]
         return row
+
+
+def _relate(runs: list[tuple[dict[str, Any], list[Node]]]) -> None:
+    """Fill in what the blocks of rows hold, and which rows they are differences from."""
+    row_of: dict[int, int] = {}
+    for row, run in runs:
+        for view in (view for node in run for view in node.views):
+            row_of.setdefault(view.block.id, row["id"])
+    for row, run in runs:
+        blocks = {view.block.id: view.block for node in run for view in node.views}
+        found: dict[int | None, int] = {}
+        for block in blocks.values():
+            for reference in block.references:
+                source = row_of.get(reference.block.id)
+                found[source] = found.get(source, 0) + reference.num_rows
+        row["bytes"] = sum(block.num_bytes for block in blocks.values())
+        row["differences"] = [list(pair) for pair in found.items()]
 
 
 def _in_bits(bits: int) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_plt import hazard, lanes, value
+from sglang_plt.blocks import Block, View
 from sglang_plt.hazard import BOUNDS, HORIZON, ONE, HazardTable, bracket_of, indices_of
 from sglang_plt.keys import Key
 from sglang_plt.lanes import LaneQueue
@@ -231,6 +232,33 @@ def test_tiers_share_statistics():
     queue = lower.make_queue()
     assert order.record(node).when == 1, "only the order that learns forgets"
     assert queue.peek() is None
+
+
+def test_a_tier_values_a_node_by_the_bytes_of_its_blocks():
+    trie, order = make_trie(prefill_ns=100)
+    rates = Rates(prefill_ns=1000, attention_ns=100, token_bytes=50)
+    lower = order.in_tier(rates)
+    node = serve(trie, order, range(4))
+    small, large = (Block(id, 8, num_bytes, 0) for id, num_bytes in ((1, 16), (2, 400)))
+    assert lower.saving(node) == rates.saving(0)
+    trie.set_views(node, [View(small, 0, 4)])
+    assert lower.saving(node) == rates.saving(0, 2) > 20 * rates.saving(0)
+    node.views = [View(small, 6, 8), View(large, 0, 2)]  # 4 + 100 bytes for 4 tokens
+    assert lower.saving(node) == rates.saving(0, 26)
+    assert order.saving(node) == Rates(prefill_ns=100).saving(0), "slots are worth what they are worth"
+    small.num_bytes = large.num_bytes = 0
+    assert lower.saving(node) == rates.saving(0, 1)
+    small.num_bytes = 8 * 50
+    node.views = [View(small, 0, 4)]
+    assert lower.saving(node) == rates.saving(0)
+
+
+def test_a_tier_counts_tokens_and_not_units():
+    order = ValueOrder(Rates(), unit_tokens=16)
+    lower, trie = order.in_tier(Rates(prefill_ns=1000, token_bytes=50)), Trie(1, order)
+    node = serve(trie, order, range(4))
+    trie.set_views(node, [View(Block(1, 4, 64 * 5, 0), 0, 4)])
+    assert lower.saving(node) == lower.rates.saving(0, 5)
 
 
 def test_the_share_is_that_of_the_prompt():

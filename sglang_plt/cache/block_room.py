@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_plt.blocks import BLOCK_TOKENS, BlockReference, View
@@ -12,6 +14,22 @@ from sglang_plt.trie import Node
 
 if TYPE_CHECKING:
     from sglang_plt.cache.cold_tier import ColdTier
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A block to come: ``rows`` rows from row ``start`` of a node on, and what they resemble."""
+
+    start: int
+    rows: int
+    near: tuple[BlockReference, ...] = ()
+
+    @property
+    def num_near(self) -> int:
+        return sum(reference.num_rows for reference in self.near)
+
+    def tokens(self, node: Node) -> array:
+        return node.key.tokens[self.start : self.start + self.rows]
 
 
 class BlockRoom:
@@ -30,30 +48,34 @@ class BlockRoom:
     def reserve(self, node: Node, *, last_resort: bool) -> bool:
         """Give a hot node blocks in state QUEUED; False when the store cannot make room.
 
-        ``last_resort`` gives up the copies of other hot nodes too, where all cold nodes are not enough.
+        ``last_resort`` gives up the copies of other hot nodes too, where all cold nodes are not enough, and in the end
+        what the blocks could refer to: it may hold the very bytes that they need.
         """
-        shapes = []
-        for start in range(0, len(node), BLOCK_TOKENS):
-            rows = min(BLOCK_TOKENS, len(node) - start)
-            near = self._find(node, start, rows)
-            size = self.sizes(rows, node.start + start, sum(reference.num_rows for reference in near))
-            shapes.append((start, rows, size, near))
+        plans = [_Plan(start, min(BLOCK_TOKENS, len(node) - start)) for start in range(0, len(node), BLOCK_TOKENS)]
+        if self._finds:
+            plans = [replace(plan, near=self._find(node, plan)) for plan in plans]
+        references = [reference for plan in plans for reference in plan.near]
         store = self._tier.store
-        references = [reference for *_, near in shapes for reference in near]
         store.hold(references)
-        if not self._make_room(sum(size for _, _, size, _ in shapes), copies=last_resort):
+        sizes = self._sizes_of(node, plans)
+        if not self._make_room(sum(sizes), copies=last_resort):
             store.let_go(references)
-            return False
+            if not (references and last_resort):
+                return False
+            plans = [replace(plan, near=()) for plan in plans]
+            sizes = self._sizes_of(node, plans)
+            if not self._make_room(sum(sizes), copies=True):
+                return False
         teaches = node.key.namespace is None
-        views = [
-            store.add(rows, size, node.start + start, node.slots[start : start + rows], teaches, near)
-            for start, rows, size, near in shapes
-        ]
+        views = []
+        for plan, size in zip(plans, sizes, strict=True):
+            slots = node.slots[plan.start : plan.start + plan.rows]
+            views.append(store.add(plan.rows, size, node.start + plan.start, slots, teaches, plan.near))
         self._tier.trie.set_views(node, views)
         if self._finds:
-            for (start, rows, _, _), view in zip(shapes, views, strict=True):
-                self._tier.near.add(view.block, node, node.key.tokens[start : start + rows])
-        self._log("write", node=node.id, tokens=len(node), near=sum(reference.num_rows for reference in references))
+            for plan, view in zip(plans, views, strict=True):
+                self._tier.near.add(view.block, node, plan.tokens(node))
+        self._log("write", node=node.id, tokens=len(node), near=sum(plan.num_near for plan in plans))
         return True
 
     @property
@@ -61,14 +83,21 @@ class BlockRoom:
         codec = self._tier.codec
         return self._tier.config.delta and codec is not None and codec.takes_references
 
-    def _find(self, node: Node, start: int, rows: int) -> tuple[BlockReference, ...]:
-        if not self._finds:
-            return ()
-        return self._tier.near.find(node.key.namespace, node.key.tokens[start : start + rows])
+    def _find(self, node: Node, plan: _Plan) -> tuple[BlockReference, ...]:
+        return self._tier.near.find(node.key.namespace, plan.tokens(node))
+
+    def _sizes_of(self, node: Node, plans: list[_Plan]) -> list[int]:
+        return [self.sizes(plan.rows, node.start + plan.start, plan.num_near) for plan in plans]
 
     def settle(self, node: Node) -> None:
-        """Charge what the blocks of a hot node turned out to need, and make room for it; without room they go."""
-        open_blocks = [view.block for view in node.views if not view.block.settled]
+        """Charge what the blocks of a hot node turned out to need, and those that they refer to.
+
+        All of them are encoded. Makes room for what that is more; without room the node's views go.
+        """
+        blocks = {view.block.id: view.block for view in node.views}
+        for block in list(blocks.values()):
+            blocks |= {reference.block.id: reference.block for reference in block.references}
+        open_blocks = [block for block in blocks.values() if not block.settled]
         if not open_blocks:
             return
         sizes = [block.num_bytes for block in open_blocks]
@@ -76,24 +105,23 @@ class BlockRoom:
             sizes = self._agree_max([len(block.data) if block.data is not None else 0 for block in open_blocks])
         for block, size in zip(open_blocks, sizes, strict=True):
             self._tier.store.settle(block, size)
-            if block.teaches and size:
+            if not size:  # encoded on no rank
+                self._tier.near.forget(block)
+            elif block.teaches:
                 near = sum(reference.num_rows for reference in block.references)
                 self._tier.stats.near_saved_bytes += self.sizes.learn(block.num_rows, size, near)
-        if self._tier.store.free_bytes >= 0:
+        if self._tier.store.free_bytes >= 0 or self._make_room(0, copies=True, keep=node):
             return
-        self._tier.trie.pin(node)
-        enough = self._make_room(0, copies=True)
-        self._tier.trie.unpin(node)
-        if not enough:
-            self._tier.stats.store_full += 1
-            self._tier.store.release(self._tier.trie.clear_views(node))
+        self._tier.stats.store_full += 1
+        self._tier.store.release(self._tier.trie.clear_views(node))
+        self._make_room(0, copies=True)  # other hot nodes may need the same blocks
 
-    def _make_room(self, num_bytes: int, *, copies: bool) -> bool:
+    def _make_room(self, num_bytes: int, *, copies: bool, keep: Node | None = None) -> bool:
         """Free ``num_bytes`` of the store, or nothing; arguments as of :func:`choose_victims`."""
         shortage = num_bytes - self._tier.store.free_bytes
         if shortage <= 0 or num_bytes > self._tier.store.budget_bytes:
             return shortage <= 0
-        victims = choose_victims(self._tier.trie, shortage, copies=copies)
+        victims = choose_victims(self._tier.trie, shortage, copies=copies, keep=keep)
         for node in victims:
             if node.hot:
                 self._finish_reads(node.views)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sglang_plt.blocks import Block, BlockState
+from sglang_plt.blocks import Block, BlockReference, BlockState
 from sglang_plt.cache.block_room import BlockRoom
 from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.sizes import BlockSizes
@@ -171,6 +171,9 @@ class ColdTier:
         if failed < len(nodes):
             self.stats.restore_failures += 1
             self._log("restore_failed", node=nodes[failed].id)
+            for view in nodes[failed].views:
+                for reference in view.block.references:  # perhaps it is that one which is damaged
+                    self.near.forget(reference.block)
             self._drop_below(nodes[failed])
             self._room.drop_cold(nodes[failed])
             return False
@@ -200,7 +203,7 @@ class ColdTier:
                     target = slots[offset : offset + len(view)]
                     near = {}
                     if block.references:
-                        near["references"] = [reference.block.data for reference in block.references]
+                        near["references"] = [reference.block.data for reference in _ready(block)]
                     self.codec.decode(block.data, view.start, view.stop, target, position - view.start, **near)
                 except Exception as error:
                     logger.warning(
@@ -225,8 +228,7 @@ class ColdTier:
         started = time.perf_counter()
         near = {}
         if block.references:
-            ready = (reference for reference in block.references if reference.block.state is BlockState.READY)
-            near["references"] = [(reference.block.data, reference.stretches) for reference in ready]
+            near["references"] = [(reference.block.data, reference.stretches) for reference in _ready(block)]
         data = self.codec.encode(block.slots, block.position, block.teaches, **near)
         num_bytes = block.num_bytes if self._room.sizes.exact else len(data)
         self.stats.observe("encode", time.perf_counter() - started, num_bytes=num_bytes)
@@ -247,3 +249,8 @@ class ColdTier:
         self.writer.cancel()
         self.near.clear()
         self.store = BlockStore(self.store.budget_bytes, self.near.forget)
+
+
+def _ready(block: Block) -> list[BlockReference]:
+    """What ``block`` is coded as differences from: the same before it is encoded and ever after."""
+    return [reference for reference in block.references if reference.block.state is BlockState.READY]

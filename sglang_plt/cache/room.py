@@ -26,11 +26,11 @@ class _Freed:
         return block.num_bytes + sum(self._without_one(reference.block) for reference in block.references)
 
 
-def choose_victims(trie: Trie, num_bytes: int, *, copies: bool) -> list[Node]:
+def choose_victims(trie: Trie, num_bytes: int, *, copies: bool, keep: Node | None = None) -> list[Node]:
     """Nodes whose views are to go, one after another, so that ``num_bytes`` become free.
 
     Cold nodes go in eviction order. With ``copies``, where they are not enough, the blocks of hot nodes go as well,
-    those last in line for eviction first: nothing is lost but the head start.
+    those last in line for eviction first: nothing is lost but the head start. ``keep`` keeps its own.
 
     Returns:
         Nothing where all that may go would not be enough: then nothing should go.
@@ -47,7 +47,7 @@ def choose_victims(trie: Trie, num_bytes: int, *, copies: bool) -> list[Node]:
     victims = trie.in_line(trie.cold_queue, num_bytes, size)
     if total < num_bytes and copies:
         order = trie.order
-        for node in sorted(_copies(trie), key=lambda node: (order(node), node.id), reverse=True):
+        for node in sorted(_copies(trie, keep), key=lambda node: (order(node), node.id), reverse=True):
             if total >= num_bytes:
                 break
             size(node)
@@ -77,12 +77,12 @@ def _cold_below(node: Node) -> Iterator[Node]:
                 yield child
 
 
-def _copies(trie: Trie) -> Iterator[Node]:
-    """Hot nodes that can be encoded again; pinned ones are about to be read."""
+def _copies(trie: Trie, keep: Node | None) -> Iterator[Node]:
+    """Hot nodes that can be encoded again; a pin is for the cold nodes below them."""
     stack = [trie.root]
     while stack:
         for node in stack.pop().children.values():
             if node.slots is not None:
                 stack.append(node)
-                if node.views and not (node.lossy or node.pin_count):
+                if node.views and not node.lossy and node is not keep:
                     yield node

@@ -19,6 +19,7 @@ from sglang_plt.cli.errors import UserError
 COMMANDS = {
     "bits": "sglang_plt.cli.bits",
     "calibrate": "sglang_plt.cli.calibrate",
+    "delta-pairs": "sglang_plt.cli.delta_pairs",
     "demo": "sglang_plt.cli.demo",
     "demo-model": "sglang_plt.cli.demo_model",
     "kl": "sglang_plt.cli.kl",

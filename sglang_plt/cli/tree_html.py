@@ -15,6 +15,7 @@ from sglang_plt.cli.tree_text import (
     count,
     forest,
     hidden,
+    mark_centroids,
     notes,
     probability,
     summary,
@@ -41,6 +42,8 @@ padding:1px 4px;border-radius:4px;font-variant-numeric:tabular-nums;white-space:
 .r>*{overflow:hidden;text-overflow:ellipsis}.n{text-align:right}.c{height:16px;border-radius:3px}
 .t{font-size:12px;color:#fff;text-align:center;border-radius:3px;padding:0 4px}
 .hot{background:var(--hot)}.cold{background:var(--cold)}.replay{background:var(--replay);color:#222}
+.k{display:grid;grid-template-columns:120px 200px 110px 1fr;gap:8px;align-items:center;padding-left:14px}
+.k>:nth-child(3){text-align:right}a{color:inherit}
 .b{height:8px;border-radius:2px;min-width:2px}
 .stack{display:flex;height:14px;border-radius:4px;overflow:hidden;max-width:640px;margin:8px 0}
 summary,.rest{color:var(--dim);padding-left:4px;font-size:13px}summary{cursor:pointer}.rest{padding-left:20px}
@@ -79,6 +82,7 @@ def _tree(tree: Tree, title: str) -> Iterator[str]:
     stack = (f'<div class="{t}" style="width:{100 * tree["tokens"][t] / total:.2f}%" title="{t}"></div>' for t in TIERS)
     yield f'<div class="stack">{"".join(stack)}</div>'
     yield from _clusters(tree)
+    yield from _centroids(tree)
     yield "<h2>Tree</h2>"
     if not tree["nodes"]:
         yield "<p>Nothing is held.</p>"
@@ -119,6 +123,32 @@ def _clusters(tree: Tree) -> Iterator[str]:
     yield "</details>"
 
 
+def _centroids(tree: Tree) -> Iterator[str]:
+    """Rows that others are differences from, each with those and what they hold."""
+    dependants = mark_centroids(tree)
+    if not dependants:
+        return
+    by_id = {row["id"]: row for row in tree["nodes"]}
+    yield f"<details open><summary>{count(len(dependants), 'row')} that others are kept as differences from</summary>"
+    for source, rows in dependants.items():
+        row = by_id[source]
+        held = [row["bytes"], *(other["bytes"] for other in rows)]
+        most = max(1, *held)
+        yield f'<p><a href="#r{source}">#{source}</a> {_place(row)}, {count(len(rows), "dependant")}</p><ul>'
+        for other, num_bytes in zip([row, *rows], held, strict=True):
+            bar = f'<div class="b {other["tier"]}" style="width:{100 * num_bytes / most:.1f}%"></div>'
+            near = sum(tokens for above, tokens in other["differences"] if above == source)
+            kind = f"{near:,} tokens as differences" if near else "whole"
+            link = f'<a href="#r{other["id"]}">{_place(other)}</a>'
+            yield f'<li class="k"><span>{link}</span><span>{kind}</span><span>{num_bytes:,} B</span>{bar}</li>'
+        yield "</ul>"
+    yield "</details>"
+
+
+def _place(data: dict[str, Any]) -> str:
+    return f"{data['start']:,}-{data['start'] + data['len']:,}"
+
+
 def _trunk(top: Row, longest: int) -> Iterator[str]:
     for row in top.trunk():
         yield f"<li>{_row(row.data, longest)}</li>"
@@ -153,7 +183,7 @@ def _row(data: dict[str, Any], longest: int) -> str:
     text = content(data)
     said = f' <span class="w" title="{escape(text)}">{escape(text)}</span>' if text else ""
     title = f"cluster {data['cluster']}" if data["cluster"] else "no cluster" if not learns else "a cluster not listed"
-    place = f"{data['start']:,}-{data['start'] + data['len']:,}{' *' if data['centroid'] else ''}"
+    place = f"{_place(data)}{' *' if data['centroid'] else ''}"
     width = 100 * data["len"] / longest
     cells = [
         f'<span class="c" style="background:{_colour(data["cluster"])}" title="{title}"></span>',
@@ -165,7 +195,7 @@ def _row(data: dict[str, Any], longest: int) -> str:
         f'<span class="n">{visits(data["visits"])}</span>',
         f'<span class="n">{data["age"]:,}</span>',
     ]
-    return f'<div class="r">{"".join(cells)}</div>'
+    return f'<div class="r" id="r{data["id"]}">{"".join(cells)}</div>'
 
 
 def _colour(number: int | None) -> str:

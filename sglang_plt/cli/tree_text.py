@@ -34,6 +34,7 @@ class Row:
 def forest(tree: Tree) -> list[Row]:
     """The rows without a row above; rows come parents first and the largest of siblings first."""
     rows: dict[int, Row] = {}
+    mark_centroids(tree)
     tops: list[Row] = []
     for data in tree["nodes"]:
         row = rows[data["id"]] = Row(data)
@@ -47,6 +48,18 @@ def forest(tree: Tree) -> list[Row]:
         if row.branches and 2 * row.branches[0].size >= below:
             row.on = row.branches.pop(0)
     return tops
+
+
+def mark_centroids(tree: Tree) -> dict[int, list[dict[str, Any]]]:
+    """The rows that are differences from each row, by its id; the latter get their number as ``dependants``."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in tree["nodes"]:
+        for source, _ in row.get("differences", ()):
+            if source is not None:
+                found.setdefault(source, []).append(row)
+    for row in tree["nodes"]:
+        row["dependants"] = len(found.get(row["id"], ()))
+    return found
 
 
 def summary(tree: Tree) -> str:
@@ -99,6 +112,9 @@ def notes(row: dict[str, Any]) -> str:
     found = [count(row["nodes"], "node")] if row["nodes"] > 1 else []
     found += [f"{row['locks']} running"] if row["locks"] else []
     found += ["written ahead"] if row["written"] and row["tier"] == "hot" else []
+    found += [f"#{row['id']}"] if row.get("dependants") else []
+    for source, number in row.get("differences", ()):
+        found.append(f"{number:,} as differences from {'what is gone' if source is None else f'#{source}'}")
     if row["parent"] is None and row["namespace"]:
         found.append(f"namespace {row['namespace']}" + (", salted" if row["path_bits"] is None else ""))
     return ", ".join(found)

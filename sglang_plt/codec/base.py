@@ -138,7 +138,7 @@ class Codec(ABC):
         """Reconstruct rows ``start .. stop`` of a payload into the pool.
 
         Args:
-            payload: uint8, C-contiguous, what :meth:`encode` left of its ``out``; not checked beyond its length.
+            payload: uint8, C-contiguous, what :meth:`encode` left of its ``out``; numbers are not checked.
             num_rows, num_exact: as at :meth:`encode`.
             start, stop: half-open row range, ``0 <= start <= stop <= num_rows``.
             slots: int64 ``[stop - start]``, where the rows go.
@@ -147,7 +147,8 @@ class Codec(ABC):
             references: those that the payload names, in any order; more do no harm.
 
         Raises:
-            ValueError: an argument is not as above; nothing is written.
+            ValueError: an argument is not as above; nothing is written. BlockDamaged where that is the payload or a
+                reference.
         """
         if not 0 <= start <= stop <= num_rows:
             raise ValueError(f"codec: need 0 <= start <= stop <= {num_rows} rows, got {start}..{stop}")

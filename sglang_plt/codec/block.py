@@ -16,7 +16,7 @@ import xxhash
 
 from sglang_plt.blocks import BLOCK_TOKENS
 from sglang_plt.codec.base import Codec, exact_rows
-from sglang_plt.codec.reference import OpenReference, Reference, Stretch
+from sglang_plt.codec.reference import BlockDamaged, OpenReference, Reference, Stretch
 
 MAGIC = b"PLTB"
 FORMAT_VERSION = 1
@@ -38,10 +38,6 @@ _DTYPE_CODES = {
     torch.uint8: 8,
     torch.int8: 9,
 }
-
-
-class BlockDamaged(ValueError):
-    """These bytes are not a block that may be decoded here; the message begins with the field at fault."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,8 @@ def decode_block(
         references: the blocks that it was encoded with.
 
     Raises:
-        BlockDamaged: the bytes are not a block of this codec, model and layout, or cannot serve this position.
+        BlockDamaged: the bytes are not a block of this codec, model and layout, or cannot serve this position; or a
+            reference is damaged, or one that the rows need is not there.
         ValueError: another argument is not as above.
     """
     header = check_block(codec, model, block)

@@ -13,10 +13,14 @@ import torch
 
 from sglang_plt.codec import delta
 from sglang_plt.codec.packing import Packing
-from sglang_plt.codec.reference import Sources
+from sglang_plt.codec.reference import BlockDamaged, Sources
+from triton_ops.band_codes import BAND
 
 HEAD = struct.Struct("<HHf")
 """Mode, escaped rows, steps of the profile in a step of this block."""
+
+_MALFORMED = (ValueError, IndexError, struct.error)
+"""What reading past the end of a payload, or numbers that do not go together, end in."""
 
 
 class Mode(IntEnum):
@@ -70,6 +74,24 @@ def write(coded: CodedRows, exact: Sequence[bytes], rows: Sequence[torch.Tensor]
     return b"".join(parts)
 
 
+def mode_of(payload: np.ndarray, exact_bytes: int, fallback_bytes: int) -> Mode:
+    """How a payload goes on.
+
+    Args:
+        exact_bytes: of its exact rows.
+        fallback_bytes: of what follows the head of a fallback.
+
+    Raises:
+        BlockDamaged: it is of no mode, or too short for its exact rows.
+    """
+    mode = HEAD.unpack_from(payload.data)[0] if len(payload) >= HEAD.size else None
+    if mode == Mode.FALLBACK and len(payload) == HEAD.size + fallback_bytes:
+        return Mode.FALLBACK
+    if mode in (Mode.CODED, Mode.DIFFERENCES) and len(payload) >= HEAD.size + exact_bytes:
+        return Mode(mode)
+    raise BlockDamaged(f"payload: {len(payload)} bytes of mode {mode}")
+
+
 def parse(
     payload: np.ndarray, at: int, num_rows: int, widths: Sequence[int], width: int, num_layers: int, packing: Packing
 ) -> CodedRows:
@@ -82,14 +104,23 @@ def parse(
         width: channels of a layer.
 
     Raises:
-        ValueError: the payload is not that.
+        BlockDamaged: the payload is not that.
     """
+    try:
+        return _parse(payload, at, num_rows, widths, width, num_layers, packing)
+    except _MALFORMED as error:
+        raise BlockDamaged(f"payload: {error}") from error
+
+
+def _parse(
+    payload: np.ndarray, at: int, num_rows: int, widths: Sequence[int], width: int, num_layers: int, packing: Packing
+) -> CodedRows:
     mode, num_escaped, scale = HEAD.unpack_from(payload.data)
     if mode not in (Mode.CODED, Mode.DIFFERENCES) or not np.isfinite(scale):
         raise ValueError(f"codec: a payload of mode {mode} and scale {scale}")
     escaped: np.ndarray = payload[at : at + num_escaped].astype(np.int64)
-    if (escaped >= num_rows).any():
-        raise ValueError(f"codec: escaped row {escaped.max()} of {num_rows}")
+    if len(escaped) != num_escaped or (np.diff(escaped, append=num_rows) <= 0).any():
+        raise ValueError(f"codec: {num_escaped} escaped rows of {num_rows}, {escaped.tolist()}")
     at += num_escaped
     size = 4 * num_escaped * width
     exceptions = []
@@ -105,6 +136,8 @@ def parse(
     differences, used = delta.unpack(payload[at:].data, widths, len(sources.rows))
     at += used
     own_rows = num_rows - len(sources.rows)
+    if not own_rows and at != len(payload):
+        raise ValueError(f"codec: {len(payload) - at} bytes are left over")
     own = packing.unpack(payload[at:].data, widths, own_rows) if own_rows else []
     return CodedRows(num_rows, scale, escaped, exceptions, own, sources, differences)
 
@@ -135,33 +168,54 @@ def unit_components(
         kept, used = packing.dequantise(coded.own[number], first, last, device)
         return kept * coded.scale, used
     sources = coded.sources
-    total = torch.zeros(last - first, width, device=device)
+    total = torch.zeros(width, last - first, device=device)
     touched = torch.zeros(width, dtype=torch.bool, device=device)
 
-    def add(rows: np.ndarray, kept: torch.Tensor, used: torch.Tensor, scale: float) -> None:
-        kept, used = kept[:, used < width], used[used < width]
+    def add(row: int, kept: torch.Tensor, used: torch.Tensor, scale: float) -> None:
+        """Add to rows from ``row`` on what is ``kept``, float32 ``[rows, k]``, of the components ``used``."""
         touched[used] = True
-        total[torch.from_numpy(rows - first).to(device)[:, None], used] += kept * scale
+        total[:, row - first : row - first + len(kept)].index_add_(0, used, kept.T, alpha=scale)
 
     own = np.flatnonzero(sources.block < 0)
     low, high = _span(own, first, last)
     if high > low:
-        add(own[low:high], *packing.dequantise(coded.own[number], low, high, device), coded.scale)
+        kept, used = _inside(*packing.dequantise(coded.own[number], low, high, device), width)
+        for at, row, length in _runs(own[low:high]):
+            add(row, kept[at : at + length], used, coded.scale)
     low, high = _span(sources.rows, first, last)
     if high > low:
         codes = coded.differences[number][:, low:high]
-        used = np.flatnonzero(codes.any(axis=1))
-        kept = torch.from_numpy(codes[used]).to(device).float().T
-        add(sources.rows[low:high], kept, torch.from_numpy(used).to(device), coded.scale)
-    inside = sources.rows[low:high]
-    for block in np.unique(sources.block[inside]):
-        rows = inside[sources.block[inside] == block]
-        of, wanted = opened[block], sources.row[rows].astype(np.int64)
-        begin, end = int(wanted.min()), int(wanted.max()) + 1
-        kept, used = packing.dequantise(of.own[number], begin, end, device)
-        add(rows, kept[torch.from_numpy(wanted - begin).to(device)], used, of.scale)
+        where = np.flatnonzero(codes.any(axis=1))
+        kept, used = torch.from_numpy(codes[where]).to(device).float().T, torch.from_numpy(where).to(device)
+        for at, row, length in _runs(sources.rows[low:high]):
+            add(row, kept[at : at + length], used, coded.scale)
+    stretches = [stretch for stretch in sources.stretches() if stretch[2] < last and stretch[2] + stretch[3] > first]
+    for block, of in enumerate(opened):
+        begins = [begin for number_of, begin, _, _ in stretches if number_of == block]
+        if not begins:
+            continue
+        ends = [begin + length for number_of, begin, _, length in stretches if number_of == block]
+        least = min(begins)
+        kept, used = _inside(*packing.dequantise(of.own[number], least, max(ends), device), width)
+        for number_of, begin, row, length in stretches:
+            skip = max(0, first - row)
+            stop = min(length, last - row)
+            if number_of == block:
+                add(row + skip, kept[begin - least + skip : begin - least + stop], used, of.scale)
     columns = touched.nonzero().flatten()
-    return total[:, columns], columns
+    return total[columns].T, columns
+
+
+def _inside(kept: torch.Tensor, used: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leave out the padding of bands."""
+    return (kept, used) if not width % BAND else (kept[:, used < width], used[used < width])
+
+
+def _runs(rows: np.ndarray) -> list[tuple[int, int, int]]:
+    """``(index, first row, rows)`` of every run of neighbours in ascending ``rows``."""
+    begins = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    lengths = np.diff(begins, append=len(rows))
+    return list(zip(begins.tolist(), rows[begins].tolist(), lengths.tolist(), strict=True))
 
 
 def _span(rows: np.ndarray, first: int, last: int) -> tuple[int, int]:

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 
 from sglang_plt.codec import entropy
-from sglang_plt.codec.packing import Packing
+from sglang_plt.codec.packing import LARGEST, Packing
 from sglang_plt.codec.reference import Sources
 
 DEAD_ZONE = 0.85
 """Differences below it, in steps, are coded as none; those up to a step larger as one, and so on."""
+QUIET = 0.8
+"""Root mean square, in steps, of a row's differences in one unit; below it they are the error of the reference."""
 GROUPS = 3
 _THRESHOLDS = (2.0, 6.0)  # times the median of a row's codes that are not zero
 
@@ -59,10 +61,16 @@ class Differences:
         self._opened, self._packing, self._widths = opened, packing, widths
         self._direct, self._near = RowBits(len(self.rows)), RowBits(len(self.rows))
 
-    def quantise(self, number: int, components: torch.Tensor) -> torch.Tensor:
-        """What the decoder will have of ``components``, float32 ``[rows, width]``, in steps, as those are."""
+    def quantise(self, number: int, components: torch.Tensor, escaped: torch.Tensor) -> torch.Tensor:
+        """What the decoder will have of ``components``, float32 ``[rows, width]``, in steps, as those are.
+
+        Args:
+            escaped: bool ``[all rows]``, rows whose codes do not matter; those too far from their reference are added.
+        """
         reference = self._reference(number, components.device)
-        codes = quantise(components - reference)
+        codes = quantise(components - reference, self._packing.quiet_zone)
+        escaped[self.rows] |= ~(codes.abs().amax(1) <= LARGEST)
+        codes[escaped[self.rows]] = 0
         self._direct.add(components.round())
         self._near.add(codes)
         stored = codes.T.to(torch.int16).cpu().numpy()
@@ -71,17 +79,22 @@ class Differences:
         return reference + codes
 
     def _reference(self, number: int, device: torch.device) -> torch.Tensor:
-        sources, width = self.sources, self._widths[number]
-        found = torch.zeros(len(self.rows), width, device=device)
-        block, row = sources.block[sources.rows], sources.row[sources.rows].astype(np.int64)
-        for index in np.unique(block):
-            of, where = self._opened[index], np.flatnonzero(block == index)
-            wanted = row[where]
-            kept, used = self._packing.dequantise(of.own[number], int(wanted.min()), int(wanted.max()) + 1, device)
-            kept, used = kept[:, used < width], used[used < width]
-            picked = kept[torch.from_numpy(wanted - wanted.min()).to(device)]
-            found[torch.from_numpy(where).to(device)[:, None], used] = picked * (of.scale / self.scale)
-        return found
+        """The references' components in steps, float32 ``[rows, width]``."""
+        width, stretches = self._widths[number], self.sources.stretches()
+        found = torch.zeros(width, len(self.rows), device=device)
+        for index, of in enumerate(self._opened):
+            mine = [stretch for stretch in stretches if stretch[0] == index]
+            if not mine:
+                continue
+            least, most = min(stretch[1] for stretch in mine), max(stretch[1] + stretch[3] for stretch in mine)
+            kept, used = self._packing.dequantise(of.own[number], least, most, device)
+            if width % entropy.BAND:
+                kept, used = kept[:, used < width], used[used < width]
+            for _, begin, row, length in mine:
+                at = int(np.searchsorted(self.sources.rows, row))
+                part = kept[begin - least : begin - least + length].T
+                found[:, at : at + length].index_add_(0, used, part, alpha=of.scale / self.scale)
+        return found.T
 
     def dear_rows(self) -> np.ndarray:
         """Rows of stretches that would take fewer bits without their reference; ask when all units are coded."""
@@ -102,9 +115,14 @@ class Differences:
         return Differences(sources, self._opened, self._packing, self._widths, self.scale)
 
 
-def quantise(difference: torch.Tensor) -> torch.Tensor:
-    """Whole steps, as float32; ``difference`` is in steps."""
-    return difference.sign() * (difference.abs() + (1 - DEAD_ZONE)).floor()
+def quantise(difference: torch.Tensor, quiet_zone: float) -> torch.Tensor:
+    """Whole steps, as float32, of a ``difference`` in steps ``[rows, n]``: 0 below the dead zone, then one a step.
+
+    The dead zone of a row is :data:`DEAD_ZONE`, or ``quiet_zone`` where the row hardly differs.
+    """
+    quiet = difference.pow(2).mean(1, keepdim=True) < QUIET**2
+    dead_zone = torch.where(quiet, quiet_zone, DEAD_ZONE)
+    return difference.sign() * (difference.abs() + (1 - dead_zone)).floor().clamp_min(0)
 
 
 class RowBits:
@@ -172,6 +190,8 @@ def unpack(data: memoryview, widths: Sequence[int], rows: int) -> tuple[list[np.
         size = -(-2 * rows // 8)
         bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at))[: 2 * rows].reshape(rows, 2)
         groups = bits[:, 0] | bits[:, 1] << 1
+        if groups.max(initial=0) >= GROUPS:
+            raise ValueError(f"delta: a row of group {groups.max()}, there are {GROUPS}")
         at += size
     whole: np.ndarray = np.zeros((sum(padded), rows), np.int16)
     for group in range(int(groups.max(initial=0)) + 1):

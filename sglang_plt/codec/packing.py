@@ -23,9 +23,15 @@ _VALUE: np.dtype = np.dtype("<f2")
 
 
 class Packing(ABC):
-    """Quantises components, in units of the step, and packs what it stored of them."""
+    """Quantises components, in units of the step, and packs what it stored of them.
+
+    Attributes:
+        quiet_zone: where a row is as good as its reference, which is coded this way, differences below so many steps
+            are the error of the reference.
+    """
 
     name: str
+    quiet_zone: float
 
     @abstractmethod
     def quantise(self, components: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -60,6 +66,7 @@ class Entropy(Packing):
     """Whole steps, coded by :mod:`sglang_plt.codec.entropy`. Stored: int16 ``[components, rows]``, padded to bands."""
 
     name = "entropy"
+    quiet_zone = 0.85
 
     def quantise(self, components: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
         codes = components.round()
@@ -91,6 +98,7 @@ class Fixed(Packing):
     """Fixed-width codes a band of 16 components, see :mod:`triton_ops.band_codes`. Stored: :class:`Bands`."""
 
     name = "fixed"
+    quiet_zone = 1.4  # levels of a band may lie further apart than a step
 
     def quantise(self, components: torch.Tensor) -> tuple[Bands, torch.Tensor]:
         values = components.cpu().numpy()

@@ -6,6 +6,7 @@ The prediction reads what the decoder will have (closed loop), so errors do not 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ import numpy as np
 import torch
 
 from sglang_plt.codec.base import Codec, as_bytes, put_rows, to_pool
-from sglang_plt.codec.coded import HEAD, CodedRows, Mode, parse, unit_components, write
+from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, unit_components, write
 from sglang_plt.codec.delta import Differences
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.packing import LARGEST, PACKINGS
 from sglang_plt.codec.products import match_threads
 from sglang_plt.codec.profile import Profile
-from sglang_plt.codec.reference import OpenReference, Sources
+from sglang_plt.codec.reference import BlockDamaged, OpenReference, Sources
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows, layer_rows
 from sglang_plt.codec.transform import units_of
@@ -141,7 +142,7 @@ class Predictive(Codec):
                 if len(near.own):
                     codes, kept[near.own] = self.packing.quantise(components[near.own])
                     own.append(codes)
-                kept[near.rows] = near.quantise(number, components[near.rows])
+                kept[near.rows] = near.quantise(number, components[near.rows], escaped)
             below = unit.synthesise(predicted, kept * self.scale)[:, -self.profile.info.width :]
         return CodedRows(
             num_rows=len(rows[0]),
@@ -155,8 +156,10 @@ class Predictive(Codec):
 
     def _differences(self, references: Sequence[OpenReference], num_exact: int, num_rows: int) -> Differences | None:
         """What the coded rows of a block resemble; None where nothing serves."""
-        usable = [(reference, self._reference(reference)) for reference in references]
-        opened = [(reference, coded) for reference, coded in usable if coded is not None]
+        opened = []
+        for reference in references:
+            with contextlib.suppress(BlockDamaged):
+                opened.append((reference, self._reference(reference)))
         sources = Sources.fit(
             [reference for reference, _ in opened], [coded.escaped for _, coded in opened], num_exact, num_rows
         )
@@ -164,21 +167,20 @@ class Predictive(Codec):
             return None
         return Differences(sources, [coded for _, coded in opened], self.packing, self._widths, self.scale)
 
-    def _reference(self, reference: OpenReference) -> CodedRows | None:
-        """The codes of a reference block; None where it has none of its own: it is a difference itself, or ``int8``."""
+    def _reference(self, reference: OpenReference) -> CodedRows:
+        """The codes of a reference block.
+
+        Raises:
+            BlockDamaged: it has none of its own: it is a difference itself, or ``int8``.
+        """
         with self._lock:
             found = self._open.get(reference.checksum)
             if found is not None:
                 self._open.move_to_end(reference.checksum)
                 return found
-        mode, _, _ = HEAD.unpack_from(reference.payload.data)
-        if mode != Mode.CODED:
-            return None
-        at = self._exact_end(reference.num_exact)
-        coded_rows = reference.num_rows - reference.num_exact
-        found = parse(
-            reference.payload, at, coded_rows, self._widths, self._width, self.layout.num_layers, self.packing
-        )
+        if self._mode(reference.payload, reference.num_rows, reference.num_exact) != Mode.CODED:
+            raise BlockDamaged(f"payload: the block of checksum {reference.checksum:#018x} cannot be a reference")
+        found = self._parse(reference.payload, reference.num_rows, reference.num_exact)
         with self._lock:
             self._open[reference.checksum] = found
             while len(self._open) > _OPEN_REFERENCES:
@@ -199,8 +201,7 @@ class Predictive(Codec):
     ) -> None:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
-        mode, _, _ = HEAD.unpack_from(payload.data)
-        if mode == Mode.FALLBACK:
+        if self._mode(payload, num_rows, num_exact) == Mode.FALLBACK:
             inside = payload[HEAD.size :]
             self._fallback.decode(inside, num_rows, num_exact, start, start + len(slots), slots, position)
             return
@@ -208,7 +209,7 @@ class Predictive(Codec):
         first, last = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
         coded, opened = None, []
         if last > first:
-            coded = self._parse(payload, self._exact_end(num_exact), num_rows - num_exact)
+            coded = self._parse(payload, num_rows, num_exact)
             opened = self._named(coded, references)
         self._restore_exact(payload, num_exact, start, slots)
         if coded is None:
@@ -234,7 +235,7 @@ class Predictive(Codec):
         """The reference blocks that a payload names.
 
         Raises:
-            ValueError: one is not there, or cannot be a reference.
+            BlockDamaged: one is not there, or cannot be a reference.
         """
         if coded.sources is None:
             return []
@@ -242,20 +243,18 @@ class Predictive(Codec):
         found = []
         for checksum in coded.sources.checksums.tolist():
             if checksum not in given:
-                raise ValueError(f"codec: the payload needs a reference block of checksum {checksum:#018x}")
-            opened = self._reference(given[checksum])
-            if opened is None:
-                raise ValueError(f"codec: the block of checksum {checksum:#018x} cannot be a reference")
-            found.append(opened)
+                raise BlockDamaged(f"payload: it needs the reference block of checksum {checksum:#018x}")
+            found.append(self._reference(given[checksum]))
         coded.sources.check([reference.num_rows for reference in found])
         return found
 
-    def _parse(self, payload: np.ndarray, at: int, num_rows: int) -> CodedRows:
-        return parse(payload, at, num_rows, self._widths, self._width, self.layout.num_layers, self.packing)
+    def _mode(self, payload: np.ndarray, num_rows: int, num_exact: int) -> Mode:
+        fallback_bytes = self._fallback.payload_limit(num_rows, num_exact)
+        return mode_of(payload, num_exact * self.layout.row_bytes, fallback_bytes)
 
-    def _exact_end(self, num_exact: int) -> int:
-        """Where a payload goes on behind its exact rows."""
-        return HEAD.size + num_exact * self.layout.row_bytes
+    def _parse(self, payload: np.ndarray, num_rows: int, num_exact: int) -> CodedRows:
+        at, layout = HEAD.size + num_exact * self.layout.row_bytes, self.layout
+        return parse(payload, at, num_rows - num_exact, self._widths, self._width, layout.num_layers, self.packing)
 
     def _restore_exact(self, payload: np.ndarray, num_exact: int, start: int, slots: torch.Tensor) -> None:
         """Write the exact rows that are wanted."""

@@ -17,6 +17,10 @@ _HEAD = struct.Struct("<BB")
 _CHECKSUM: np.dtype = np.dtype("<u8")
 
 
+class BlockDamaged(ValueError):
+    """These bytes are not a block that may be decoded here; the message begins with the field at fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Rows ``row .. row + length`` of a block resemble rows ``reference .. reference + length`` of its reference."""
@@ -97,6 +101,8 @@ class Sources:
         """
         found = cls.of([reference.checksum for reference in references], [()] * len(references), num_rows)
         for number, (reference, bad) in enumerate(zip(references, escaped, strict=True)):
+            if len(np.unique(found.block[found.block >= 0])) == MAX_REFERENCES:
+                break
             for stretch in reference.stretches:
                 rows: np.ndarray = np.arange(stretch.row, stretch.row + stretch.length) - num_exact
                 there: np.ndarray = rows + (num_exact - stretch.row + stretch.reference - reference.num_exact)
@@ -114,11 +120,11 @@ class Sources:
         """Refuse rows that reference blocks of so many coded rows do not have.
 
         Raises:
-            ValueError: see above.
+            BlockDamaged: see above.
         """
         for number, count in enumerate(num_rows):
             if (self.row[self.block == number] >= count).any():
-                raise ValueError(f"codec: a stretch leaves the {count} rows of reference {number}")
+                raise BlockDamaged(f"payload: a stretch leaves the {count} rows of reference {number}")
 
     @property
     def rows(self) -> np.ndarray:
@@ -165,13 +171,18 @@ class Sources:
             ValueError: ``data`` is not that.
         """
         references, stretches = _HEAD.unpack_from(data)
-        if references > MAX_REFERENCES or stretches > MAX_STRETCHES:
-            raise ValueError(f"codec: {references} references and {stretches} stretches are too many")
+        if not (0 < references <= MAX_REFERENCES and 0 < stretches <= MAX_STRETCHES):
+            raise ValueError(f"codec: {references} references and {stretches} stretches")
         checksums = np.frombuffer(data, _CHECKSUM, references, _HEAD.size)
         entries = np.frombuffer(data, np.uint8, 4 * stretches, _HEAD.size + 8 * references).reshape(-1, 4).tolist()
         of: list[list[Stretch]] = [[] for _ in range(references)]
+        total = 0
         for number, first, row, length in entries:
             if number >= references:
                 raise ValueError(f"codec: a stretch of reference {number}, there are {references}")
             of[number].append(Stretch(first, row, length + 1))
-        return Sources.of(checksums.tolist(), of, num_rows), _HEAD.size + 8 * references + 4 * stretches
+            total += length + 1
+        sources = Sources.of(checksums.tolist(), of, num_rows)
+        if len(sources.rows) != total:
+            raise ValueError(f"codec: stretches of {total} rows share some, {len(sources.rows)} are theirs")
+        return sources, _HEAD.size + 8 * references + 4 * stretches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -55,12 +57,28 @@ class Unit:
         return product(components, basis).add_(predicted)
 
 
+_units: OrderedDict[tuple[int, str], list[Unit]] = OrderedDict()
+_MOST_PROFILES = 12
+_lock = threading.Lock()
+
+
 def units_of(profile: Profile, device: torch.device) -> list[Unit]:
-    """Of all units, the inverses computed.
+    """Of all units, the inverses computed; those of recent profiles are shared, whoever asks.
 
     Raises:
         ValueError: a basis has no inverse, which no calibration makes.
     """
+    key = profile.id, str(device)
+    with _lock:
+        if key not in _units:
+            _units[key] = _make_units(profile, device)
+            if len(_units) > _MOST_PROFILES:
+                _units.popitem(last=False)
+        _units.move_to_end(key)
+        return _units[key]
+
+
+def _make_units(profile: Profile, device: torch.device) -> list[Unit]:
     found = []
     for layers, unit in zip(profile.info.units, profile.units, strict=True):
         basis = unit.basis.dense()

@@ -6,7 +6,7 @@ The texts are those of :mod:`sglang_plt.quality.texts`; nothing is downloaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,17 @@ PROMPT = 800
 """Tokens of a prompt."""
 CONTINUATION = 160
 """Tokens behind it whose distributions are compared."""
+NAMES = (
+    "synonym",
+    "punctuation",
+    "blank-line",
+    "inserted-word",
+    "name-and-date",
+    "name",
+    "document-swapped",
+    "documents-reordered",
+)
+"""What differs."""
 
 _SYNONYMS = {
     "important": "significant",
@@ -50,14 +61,16 @@ class Pair:
     target: list[int]
 
 
-def near_pairs(tokenizer: Any) -> list[Pair]:
-    """A word, a comma, a line, a name, a date, a document: eight pairs.
+def near_pairs(tokenizer: Any, names: Collection[str] = NAMES) -> list[Pair]:
+    """Those of ``names``, in the order of :data:`NAMES`.
 
     Raises:
         QualityError: a text is too short for the tokenizer.
     """
     found = []
     for name, first, second in _texts(tokenizer):
+        if name not in names:
+            continue
         reference, target = (
             tokenizer(text, add_special_tokens=True, verbose=False).input_ids for text in (first, second)
         )

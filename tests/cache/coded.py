@@ -22,9 +22,12 @@ from sglang_plt.codec import (
 )
 from tests.cache.harness import Harness, Request
 from tests.codec.correlated import ROTARY, SOURCE, profile_of
+from tests.codec.near import near, picked
 
 PROMPT = array("q", range(1, 301))  # two blocks of rows and the last token, which is always computed
+NOISE = 0.02  # how much equal tokens of two prompts differ, as a share of the rows' standard deviation
 SLOTS = 400
+TOKENS = 512
 
 
 class Blocks:
@@ -56,19 +59,28 @@ class Blocks:
 
 
 class CodedHarness(Harness):
-    """A cache whose KV lies in a pool of :data:`SOURCE`, since no codec but ``raw`` keeps the harness's own numbers."""
+    """A cache whose KV lies in a pool of :data:`SOURCE`, since no codec but ``raw`` keeps the harness's own numbers.
+
+    The rows of a token are its own, with noise that depends on the first token of the prompt.
+    """
 
     def __init__(self, name: str):
         super().__init__("plt", slots=SLOTS)
         self.blocks = self.cache.cold.codec = Blocks(name)
-        computed = SOURCE.rows(len(PROMPT), seed=1)
-        self.computed = SOURCE.pool(computed, torch.arange(len(PROMPT)), ROTARY, 0)
+        self.cache.cold.codec_changed()
+        self.of_token = SOURCE.rows(TOKENS, seed=1)
+
+    def computed(self, tokens: array) -> Any:
+        """A pool with what a prompt computes, in the slots of its positions."""
+        rows = near(picked(self.of_token, list(tokens)), NOISE, seed=tokens[0])
+        return SOURCE.pool(rows, torch.arange(len(tokens)), ROTARY, 0)
 
     def compute(self, request: Request, end: int) -> None:
         start = request.kv.kv_allocated_len
         super().compute(request, end)
         slots = self.rows.req_to_token[request.kv.req_pool_idx, start:end].long()
-        for target, source in zip(self.buffers(self.blocks.pool), self.buffers(self.computed), strict=True):
+        computed = self.computed(request.full_untruncated_fill_ids[:end])
+        for target, source in zip(self.buffers(self.blocks.pool), self.buffers(computed), strict=True):
             target[slots] = source[start:end]
 
     def check_rows(self, request: Request) -> None:
@@ -78,17 +90,24 @@ class CodedHarness(Harness):
     def buffers(pool: Any) -> tuple[torch.Tensor, ...]:
         return (*pool.keys, *pool.values)
 
-    def serve(self) -> tuple[int, int]:
+    def serve(self, prompt: array = PROMPT) -> tuple[int, int]:
         """One whole request; returns its (device, host) hit."""
-        request = Request("r", array("q", PROMPT))
+        request = Request("r", array("q", prompt))
         hits = self.admit(request)
         self.release(request, checkpoint=True)
         self.check()
         return hits
 
-    def cached_rows(self) -> list[torch.Tensor]:
+    def cached_rows(self, prompt: array = PROMPT) -> list[torch.Tensor]:
         """The rows of the prompt as they lie in the pool, all but the last."""
-        match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(PROMPT)))
-        assert match.device_prefix_len == len(PROMPT)
-        slots = self.cache.path_device_indices(match.last_device_node)[: len(PROMPT) - 1].long()
+        match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(prompt)))
+        assert match.device_prefix_len == len(prompt)
+        slots = self.cache.path_device_indices(match.last_device_node)[: len(prompt) - 1].long()
         return [buffer[slots] for buffer in self.buffers(self.blocks.pool)]
+
+    def forget_rows(self) -> None:
+        """Evict everything; what is not restored afterwards would be seen."""
+        self.evict(SLOTS)
+        self.check()
+        for buffer in self.buffers(self.blocks.pool):
+            buffer.fill_(torch.nan)

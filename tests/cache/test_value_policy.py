@@ -302,5 +302,7 @@ def test_tiers_share_what_they_learn_and_differ_in_savings():
     policy.order.observe(node, 0, 5)
     assert policy.lower_order.now == 1
     assert policy.lower_order.record(node) is policy.order.record(node)
+    assert policy.lower_order.saving(node) == Rates(10_000, 5_000, 100, 16).saving(0, (8 * 20 + 16) // 20)
+    harness.cache.cold.store.release(harness.cache.trie.clear_views(node))
     assert policy.lower_order.saving(node) == Rates(10_000, 5_000, 100, 16).saving(0)
     assert policy.order.saving(node) == Rates(100, token_bytes=64).saving(0)

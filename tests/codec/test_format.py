@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_plt.codec import PoolRows, Profile, ProfileInfo, RowLayout, decode_block, encode_block, make_codec
+from sglang_plt.codec import (
+    PoolRows,
+    Profile,
+    ProfileInfo,
+    Reference,
+    Rotary,
+    RowLayout,
+    Stretch,
+    decode_block,
+    encode_block,
+    make_codec,
+)
 from sglang_plt.codec.block import HEADER_BYTES
 from sglang_plt.codec.profile import QuantisedMatrix, UnitTransform
 
@@ -14,7 +25,7 @@ FORMAT = (Path(__file__).parents[2] / "FORMAT.md").read_text()
 MODEL = 0x0123456789ABCDEF
 
 
-def example_profile(codec: str) -> Profile:
+def example_profile(codec: str, keys_rotated: bool = True) -> Profile:
     info = ProfileInfo(
         codec=codec,
         model="example",
@@ -24,7 +35,7 @@ def example_profile(codec: str) -> Profile:
         head_dim=8,
         v_head_dim=8,
         group=1,
-        keys_rotated=True,
+        keys_rotated=keys_rotated,
         step=0.5,
         scale=1.0,
         tokens=2,
@@ -47,10 +58,10 @@ def pool_of(rows: torch.Tensor) -> PoolRows:
     return PoolRows(RowLayout(1, 1, 8, 8, torch.float32), (keys,), (values,))
 
 
-def shown(codec: str) -> str:
+def shown(codec: str, kind: str = "") -> str:
     """The hexadecimal digits of an example."""
     found = ""
-    for line in FORMAT.split(f"payload of `{codec}`:\n\n```\n")[1].split("```")[0].splitlines():
+    for line in re.split(f"payload of `{codec}`{kind}:\n\n```\n", FORMAT)[1].split("```")[0].splitlines():
         for digits, times in re.findall(r"([0-9a-f]+)(?: \((\d+) times\))?(?=\s|$)", line.split("    ")[0]):
             found += digits * int(times or 1)
     return found
@@ -68,6 +79,24 @@ def test_examples_are_real(codec):
     assert (got - rows).abs().max() <= (0.25 if codec == "dense" else 0.5)
     assert torch.equal(got[5], rows[5])
     assert got[2, 9] == 20
+
+
+def test_the_example_of_differences_is_real():
+    still = Rotary(torch.cat((torch.ones(32, 4), torch.zeros(32, 4)), 1), True, 8)
+    rows, profile, slots = example_rows(), example_profile("dense", keys_rotated=False), torch.arange(8)
+    reference = encode_block(make_codec("dense", pool_of(rows), still, profile), MODEL, slots, 10)
+    assert reference[HEADER_BYTES:].tobytes().hex() == shown("dense")
+    changed = torch.cat((rows[1:], rows[:1] + 1))  # its row 4 is the one that the reference has escaped
+    changed[0, 3] += 1
+    changed[3, 8:] -= 2
+    changed[4] = rows[6]
+    found = [Reference(reference, (Stretch(1, 0, 7),))]
+    block = encode_block(make_codec("dense", pool_of(changed), still, profile), MODEL, slots, 11, found)
+    assert block[HEADER_BYTES:].tobytes().hex() == shown("dense", "\nas differences")
+    target = pool_of(torch.zeros(8, 16))
+    decode_block(make_codec("dense", target, still, profile), MODEL, block, 0, 8, slots, 11, [reference])
+    got = torch.cat((target.keys[0], target.values[0]), 2)[:, 0]
+    assert (got - changed).abs().max() <= 0.85 * 0.5
 
 
 def test_version_of_the_coder_is_the_one_that_is_installed():
