@@ -36,3 +36,15 @@ def demo_model_dir() -> Path:
 def tiny_llama_dir(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two small layers with random weights, 4 query and 2 KV heads, that SGLang serves in float32."""
     return make_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), tokenizer_from=demo_model_dir)
+
+
+@pytest.fixture(scope="session")
+def demo_profile(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of the demo model for ``dense``, the same for all tests: making it takes a minute."""
+    from sglang_plt.quality.model import ReferenceModel
+    from tests.demo_profile import fit_profile
+
+    directory = tmp_path_factory.mktemp("demo-profile")
+    file = directory / "dense.safetensors"
+    fit_profile(ReferenceModel(demo_model_dir), demo_model_dir, directory / "state", "dense").save(file)
+    return file

@@ -1,24 +1,18 @@
 """``sglang-plt delta-pairs``: a run on a tiny model, what the demo model's pairs take, and wrong arguments."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from sglang_plt import cli
-from sglang_plt.calibration.identity import model_identity
-from sglang_plt.calibration.make import make_profile
-from sglang_plt.codec import ProfileInfo
+from sglang_plt.codec import load_profile
 from sglang_plt.quality import QualityError, delta_pairs
-from sglang_plt.quality.collect import Collection, collect
 from sglang_plt.quality.model import ReferenceModel
 from sglang_plt.quality.pairs import NAMES, PROMPT, near_pairs
-from sglang_plt.quality.texts import builtin_windows
 from sglang_plt.results import read_rows
+from tests.demo_profile import fit_profile
 
-STEP = 0.0014
-"""In coordinates weighted by sensitivity; 0.0013 in the experiments that the codec follows."""
 MOST = {
     "synonym": (0.027, 0.0058),
     "punctuation": (0.022, 0.0030),
@@ -52,20 +46,10 @@ def model(demo_model_dir):
     return ReferenceModel(demo_model_dir)
 
 
-def fitted(model, path, state, codec, count=12, length=640):
-    """A profile that few tokens made."""
-    windows = builtin_windows(model.tokenizer, count, length, "calibration")
-    info = ProfileInfo.open(codec, model_identity(path), model.layout, keys_rotated=False, sensitivity="fisher")
-    collection = Collection(model.layout, info.group, "pairs")
-    collect(model, windows, 8, collection, state)
-    info = replace(info, step=STEP, tokens=collection.moments.count)
-    return make_profile(info, collection.moments, collection.fisher.of_layers)
-
-
 @pytest.fixture(scope="module")
-def sample_of(model, demo_model_dir, tmp_path_factory):
+def sample_of(model, demo_profile):
     """Of a pair, with the demo model."""
-    profile = fitted(model, demo_model_dir, tmp_path_factory.mktemp("state") / "state", "dense")
+    profile = load_profile(demo_profile)
     pairs = {pair.name: pair for pair in near_pairs(model.tokenizer)}
 
     @cache
@@ -85,7 +69,7 @@ def test_two_pairs_in_one_run(tiny_llama_dir, tmp_path, capsys):
     directory = tmp_path / "made"
     directory.mkdir()
     for codec in ("dense", "fast"):
-        profile = fitted(tiny, tiny_llama_dir, tmp_path / "state", codec, 6, 512)
+        profile = fit_profile(tiny, tiny_llama_dir, tmp_path / "state", codec, 6, 512)
         profile.save(directory / f"{profile.info.model}-float32.{codec}.safetensors")
     argv = ("--model-path", tiny_llama_dir, "--profile", directory, "--pairs", "blank-line", "name")
     assert run(*argv, "--json", path) == 0

@@ -9,16 +9,14 @@ import pytest
 
 from sglang_plt.serving import ServerProcess
 from tests.adversarial import CASES
-from tests.demo_profile import save_profile
 from tests.server.conftest import check_healthy, make_text, running, server_args
 
 POOL = 1024
 
 
 @pytest.fixture(scope="module")
-def server(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
-    profile = save_profile(demo_model_dir, tmp_path_factory.mktemp("profile"), "dense")
-    options = ("--plt-codec", "dense", "--plt-profile", str(profile), "--plt-cold-bytes", "64MiB")
+def server(demo_model_dir: Path, demo_profile: Path):
+    options = ("--plt-codec", "dense", "--plt-profile", str(demo_profile), "--plt-cold-bytes", "64MiB")
     with running(server_args(demo_model_dir, POOL, *options)) as process:
         yield process
 
