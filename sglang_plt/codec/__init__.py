@@ -30,7 +30,7 @@ CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
 }
 """Need nothing but the pool."""
 PROFILED = ("fast", "dense", "dense-tight")
-"""Need a calibrated profile; ``dense-tight`` takes 0.54 of the step of ``dense``, for less than half of its divergence."""
+"""Need a calibrated profile; ``dense-tight`` takes 0.54 of the step of ``dense``."""
 _TIGHT = 0.54
 
 
