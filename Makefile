@@ -1,9 +1,10 @@
 PY := .venv/bin/python
 JSON_ARG = $(if $(JSON),--json $(JSON))
+OUTPUT_ARG = $(if $(OUTPUT),--output $(OUTPUT))
 ARMS_ARG = $(if $(ARMS),--arms $(ARMS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock demo-model test check demo bench-overhead bench-restore bench-fleet bench-fleet-full
+.PHONY: help env lock demo-model test check demo bench bench-full bench-overhead bench-restore bench-fleet bench-fleet-full kernels
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,12 @@ check: env ## lint, formatting, import contracts, types
 demo: env ## show the plug-in against SGLang's own cache; JSON=FILE also writes the numbers
 	@.venv/bin/sglang-plt demo $(JSON_ARG)
 
+bench: env ## caches side by side at equal bytes, 20 minutes; OUTPUT=DIR keeps it there, JSON=FILE also writes the numbers
+	@$(PY) -m bench_serving.bench $(OUTPUT_ARG) $(JSON_ARG)
+
+bench-full: env ## the same with all codecs and policies, more sessions, three amounts of memory, two repeats: half a day
+	@$(PY) -m bench_serving.bench --arms all --scale 2 --pressure 8 4 2 --fits --repeats 2 $(OUTPUT_ARG) $(JSON_ARG)
+
 bench-overhead: env ## what the cache costs when it does not help; JSON=FILE also writes the numbers
 	@$(PY) -m bench_serving.overhead $(JSON_ARG)
 
@@ -42,3 +49,6 @@ bench-fleet: env ## near-identical agents, 16 sessions of 2 turns; ARMS="radix d
 
 bench-fleet-full: env ## the same with 32 sessions of 4 turns
 	@$(PY) -m bench_serving.fleet --sessions 32 --turns 4 $(ARMS_ARG) $(JSON_ARG)
+
+kernels: env ## compile every Triton kernel without a GPU and hold it to the report; KERNELS_ARGS=--update rewrites that
+	@$(PY) -m triton_ops.report $(KERNELS_ARGS)

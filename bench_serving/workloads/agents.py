@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench_serving.workloads.base import ASSISTANT, Session, Tokenizer, Turn, check_at_least, fit
-from bench_serving.workloads.prompts import AgentPrompt
+from bench_serving.workloads.prompts import TOOLS, AgentPrompt
 from bench_serving.workloads.texts import Texts
 
 
@@ -27,6 +27,7 @@ class Agents:
         num_sub_agents: sub-agents of each agent.
         branch_turns: requests of each fork and sub-agent.
         tool_s: mean time that a tool takes, exponentially distributed; 0 for none.
+        num_tools: in the preamble.
     """
 
     num_agents: int = 4
@@ -39,13 +40,14 @@ class Agents:
     num_sub_agents: int = 1
     branch_turns: int = 2
     tool_s: float = 0.0
+    num_tools: int = TOOLS
     seed: int = 0
     name: str = "agents"
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_agents", "output_tokens", "branch_turns")
         check_at_least(self, 2, "num_turns")
-        check_at_least(self, 0, "num_forks", "num_sub_agents", "tool_s")
+        check_at_least(self, 0, "num_forks", "num_sub_agents", "tool_s", "num_tools")
 
     def sessions(self, tokenizer: Tokenizer) -> list[Session]:
         """Agents, each followed by what branches off it.
@@ -53,7 +55,9 @@ class Agents:
         Raises:
             ValueError: ``preamble_tokens`` has no room for the header and the tools.
         """
-        preamble = AgentPrompt(self.seed).ids(tokenizer, self.preamble_tokens, Texts(f"{self.seed}/header"))
+        preamble = AgentPrompt(self.seed, self.num_tools).ids(
+            tokenizer, self.preamble_tokens, Texts(f"{self.seed}/header")
+        )
         found = []
         for index in range(self.num_agents):
             own = Texts(f"{self.seed}/agent/{index}")

@@ -16,12 +16,13 @@ class AgentPrompt:
 
     Args:
         seed: of everything but what :meth:`ids` is given.
+        num_tools: how many it describes, each in about 150 tokens.
     """
 
-    def __init__(self, seed: int | str):
+    def __init__(self, seed: int | str, num_tools: int = TOOLS):
         texts = Texts(f"{seed}/template")
         self._company = texts.company()
-        self._tools = texts.tools(TOOLS)
+        self._tools = texts.tools(num_tools)
         self._seed = seed
 
     def ids(self, tokenizer: Tokenizer, length: int, header: Texts, shuffled: bool = False) -> list[int]:
@@ -31,7 +32,7 @@ class AgentPrompt:
             header: gives name, id and date, within the first 60 tokens.
             shuffled: the tools are in an order of their own.
         """
-        tools = header.rng.sample(self._tools, TOOLS) if shuffled else self._tools
+        tools = header.rng.sample(self._tools, len(self._tools)) if shuffled else self._tools
         rules = Texts(f"{self._seed}/rules")
         numbers = iter(range(1, 1_000_000))
 

@@ -43,6 +43,9 @@ class Fake:
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    async def models(self, request):
+        return web.json_response({"data": [{"id": "m"}]})
+
     @staticmethod
     def _generate_event(ids, done, prompt):
         details = {"device": 1, "host": 2, "storage_backend": "none"}

@@ -1,11 +1,8 @@
 """The client against a small server of our own that streams, errs, hangs and hangs up."""
 
-import asyncio
-import threading
 import time
 
 import pytest
-from aiohttp import web
 
 from bench_serving.arrivals import ClosedLoop, Poisson, RoundRobin, Timestamps, start_times
 from bench_serving.client import Options, play
@@ -21,35 +18,7 @@ from tests.bench_serving.fake_server import (
     SLOW,
     STATUS,
     UNFINISHED,
-    Fake,
 )
-
-
-@pytest.fixture
-def fake():
-    """A fake server on a thread of its own; ``fake.url`` is where."""
-    fake, loop = Fake(), asyncio.new_event_loop()
-
-    async def start():
-        app = web.Application()
-        app.router.add_post("/generate", fake.generate)
-        app.router.add_post("/incremental", fake.incremental)
-        app.router.add_post("/v1/completions", fake.completions)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    yield fake
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def session(name, *firsts, new=3, **more):

@@ -113,6 +113,19 @@ def test_chats(tokenizer):
     assert not any(turn.think_s for session in own for turn in session.turns)
 
 
+def test_a_chat_about_a_document(tokenizer):
+    workload = MultiTurn(2, 2, system_tokens=96, num_tools=0, document_tokens=300, question_tokens=40)
+    first, second = workload.sessions(tokenizer)
+    assert [len(turn.append) for turn in first.turns] == [340, 40]
+    assert first.turns[0].append != second.turns[0].append
+    text = tokenizer.decode(first.turns[0].append)
+    assert text.startswith("\n\nDocument:")
+    assert "\n\nUser: " in text
+    assert '"parameters"' not in tokenizer.decode(first.preamble)
+    one_tool = dataclasses.replace(workload, system_tokens=400, num_tools=1).sessions(tokenizer)
+    assert tokenizer.decode(one_tool[0].preamble).count('"parameters"') == 1
+
+
 def test_agents_branch_and_their_tools_answer_in_json_and_python(tokenizer):
     workload = Agents(6, 4, preamble_tokens=1500, tool_tokens=150, num_forks=1, num_sub_agents=2)
     sessions = workload.sessions(tokenizer)
