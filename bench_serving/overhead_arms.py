@@ -65,6 +65,7 @@ class FreeCodec:
 
     lossless = True
     fixed_size = True
+    takes_references = False
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return num_rows
