@@ -42,8 +42,8 @@ _CAPTIONS = {
     WARM: (
         "Where the time of a warm request goes",
         "Means over follow-up requests. What brings rows back and evicts is counted by the server; the rest of the "
-        "time to the first token, queueing included, is split by tokens into those that the server had seen before "
-        "and those that were new.",
+        "time to the first token, with attention over the whole context and queueing, is split by tokens into those "
+        "that the server had seen before and those that were new.",
     ),
 }
 _CLASSES = {"met": "good", "missed": "bad"}
