@@ -8,18 +8,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
-from sglang_plt.blocks import Block, BlockReference, BlockState
+from sglang_plt.blocks import Block, BlockReference, BlockState, View
 from sglang_plt.cache.block_room import BlockRoom
 from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
+from sglang_plt.codec.workers import Run, in_turn
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
 from sglang_plt.trie import Node, Trie
 
 logger = logging.getLogger(__name__)
+
+_PLENTY = 1 / 8
 
 
 class RowCodec(Protocol):
@@ -64,6 +68,7 @@ class ColdTier:
         agree_min: the smallest of an integer over all ranks.
         agree_max: the largest of each of some integers over all ranks.
         log: receives ``(event, **fields)`` of every decision.
+        run: runs calls, in any order and on any threads; returns what each raised.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class ColdTier:
         agree_max: Callable[[list[int]], list[int]] = lambda values: values,
         log: Callable[..., None] = lambda event, **fields: None,
         background: bool = True,
+        run: Run = in_turn,
     ):
         self.trie = trie
         self.codec = codec if budget_bytes > 0 else None
@@ -89,6 +95,7 @@ class ColdTier:
         self._room = BlockRoom(self, agree_max, log)
         self._agree_min = agree_min
         self._log = log
+        self._run = run
 
     # -- demotion -------------------------------------------------------------------------------------------------
 
@@ -115,13 +122,17 @@ class ColdTier:
             self._log("drop_hot", node=node.id, tokens=len(node))
         return self.trie.clear_hot(node)
 
-    def write_ahead(self) -> None:
-        """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them."""
+    def write_ahead(self, free_share: float = 0.0) -> None:
+        """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them.
+
+        Args:
+            free_share: of the pool's slots; nothing is encoded while there are more than plenty of them.
+        """
         if self.codec is None:
             return
         if self.codec.advance(self._agree_min):
             self.codec_changed()
-        if not self.config.write_ahead:
+        if not self.config.write_ahead or free_share > _PLENTY:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
         most = self.store.budget_bytes // (8 * self._room.sizes.of_row)
@@ -190,36 +201,42 @@ class ColdTier:
 
     def _decode(self, nodes: list[Node], slots: Any) -> int:
         """Index of the first node that cannot be decoded on this rank; their number when all can."""
-        assert self.codec is not None
-        offset = 0
+        calls, blocks, offset = [], [], 0
         for index, node in enumerate(nodes):
             position = node.start
             for view in node.views:
-                block = view.block
-                self.writer.finish(block)
-                try:
-                    if block.state is not BlockState.READY:
-                        raise ValueError("the block was never encoded")
-                    target = slots[offset : offset + len(view)]
-                    near = {}
-                    if block.references:
-                        near["references"] = [reference.block.data for reference in _ready(block)]
-                    self.codec.decode(block.data, view.start, view.stop, target, position - view.start, **near)
-                except Exception as error:
-                    logger.warning(
-                        "PLT cache: block %d (%d tokens at position %d) cannot be restored and is dropped, "
-                        "its tokens are recomputed: %s: %s",
-                        block.id,
-                        block.num_rows,
-                        block.position,
-                        type(error).__name__,
-                        error,
-                    )
-                    return index
+                target = slots[offset : offset + len(view)]
+                self.writer.finish(view.block)
+                calls.append(partial(self._decode_view, view, target, position - view.start))
+                blocks.append((index, view.block))
                 offset += len(view)
                 position += len(view)
-                self.stats.decoded_bytes += block.num_bytes * len(view) // block.num_rows
-        return len(nodes)
+                self.stats.decoded_bytes += view.block.num_bytes * len(view) // view.block.num_rows
+        failed = len(nodes)
+        for (index, block), error in zip(blocks, self._run(calls), strict=True):
+            if error is not None:
+                failed = min(failed, index)
+                logger.warning(
+                    "PLT cache: block %d (%d tokens at position %d) cannot be restored and is dropped, "
+                    "its tokens are recomputed: %s: %s",
+                    block.id,
+                    block.num_rows,
+                    block.position,
+                    type(error).__name__,
+                    error,
+                )
+        return failed
+
+    def _decode_view(self, view: View, slots: Any, position: int) -> None:
+        """Rebuild the rows of ``view``; ``position`` is that of row 0 of its block."""
+        assert self.codec is not None
+        block = view.block
+        if block.state is not BlockState.READY:
+            raise ValueError("the block was never encoded")
+        near = {}
+        if block.references:
+            near["references"] = [reference.block.data for reference in _ready(block)]
+        self.codec.decode(block.data, view.start, view.stop, slots, position, **near)
 
     # -- encoding -------------------------------------------------------------------------------------------------
 

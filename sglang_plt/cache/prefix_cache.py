@@ -27,6 +27,7 @@ from sglang_plt.cache.policy import CachePolicy, TierRates
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.cache.trie_cache import TrieCache
 from sglang_plt.clusters import Clusters
+from sglang_plt.codec.workers import Run, in_turn
 from sglang_plt.config import PLTConfig
 from sglang_plt.keys import Key, make_namespace
 from sglang_plt.trie import Node, Trie, chain
@@ -50,6 +51,7 @@ class PLTRadixCache(TrieCache):
         agree_min: smallest of an integer over all ranks; needed where ranks hold different rows.
         agree_max: largest of each of some integers over all ranks, as well.
         rates: what tokens cost, the same on all ranks; for the policy ``value``.
+        run: runs the decoding of the blocks of a restore.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class PLTRadixCache(TrieCache):
         agree_max: Callable[[list[int]], list[int]] = lambda values: values,
         background: bool = True,
         rates: TierRates | None = None,
+        run: Run = in_turn,
     ):
         self.config = config or PLTConfig()
         self.decisions = DecisionLog(self.config.decision_log, rank)
@@ -86,6 +89,7 @@ class PLTRadixCache(TrieCache):
             agree_max=agree_max,
             log=self.decisions.record,
             background=background,
+            run=run,
         )
         self.load_back = LoadBack(self.trie, self.cold, self._allocate, self._free)
         self.metrics: CacheMetrics | None = None
@@ -223,9 +227,13 @@ class PLTRadixCache(TrieCache):
         if not self.disable:
             if checkpointed:
                 self.policy.served(req)
-            self.cold.write_ahead()
+            self.cold.write_ahead(self._free_share())
             self.cold.prune_replay()
             self._publish()
+
+    def _free_share(self) -> float:
+        allocator = self.token_to_kv_pool_allocator
+        return allocator.available_size() / allocator.size
 
     # -- evict ----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from sglang_plt.codec.raw import Raw
 from sglang_plt.codec.reference import MAX_REFERENCES, Reference, Stretch
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows, RowLayout
+from sglang_plt.codec.workers import Workers, in_turn
 
 CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
     "raw": Raw,
@@ -73,11 +74,13 @@ __all__ = [
     "Rotary",
     "RowLayout",
     "Stretch",
+    "Workers",
     "block_limit",
     "decode_block",
     "encode_block",
     "exact_rows",
     "fingerprint",
+    "in_turn",
     "load_profile",
     "make_codec",
 ]

@@ -14,6 +14,10 @@ from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows
 from triton_ops.int_groups import to_pool_dtype
+from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
+
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+"""Pool types that have CPU kernels, and their names there."""
 
 
 class EncodeError(ValueError):

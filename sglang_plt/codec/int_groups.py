@@ -8,16 +8,14 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from sglang_plt.codec.base import Codec, EncodeError, as_bytes, as_tensor, put_rows, slot_indices, to_pool
+from sglang_plt.codec.base import KINDS, Codec, EncodeError, as_bytes, as_tensor, put_rows, slot_indices, to_pool
 from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
 from triton_ops import int_groups
 from triton_ops.int_groups.cpu_decode import decoder
 from triton_ops.int_groups.cpu_encode import encode
-from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
 
-_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _RECORD_ALIGN = 16
 
@@ -40,7 +38,7 @@ class IntGroups(Codec):
         super().__init__(pool, rotary)
         layout = self.layout
         self.name, self.bits, self.kernels = f"int{bits}", bits, kernels
-        if layout.dtype not in (*_KINDS, *_FLOAT8):
+        if layout.dtype not in (*KINDS, *_FLOAT8):
             raise ValueError(f"codec {self.name}: a {layout.dtype} pool is not supported; use codec raw")
         if bits == 4 and (layout.head_dim % 2 or layout.v_head_dim % 2):
             raise ValueError(
@@ -48,10 +46,10 @@ class IntGroups(Codec):
             )
         rotation = (rotary.rotary_dim, rotary.is_neox) if rotary is not None else (0, True)
         dims = (layout.head_dim, layout.v_head_dim, *rotation)
-        self._use_kernels = kernels and self._on_cpu and layout.dtype in _KINDS and layout.v_head_dim > 0
+        self._use_kernels = kernels and self._on_cpu and layout.dtype in KINDS and layout.v_head_dim > 0
         if self._use_kernels:
-            self._shape = (bits, _KINDS[layout.dtype], layout.kv_heads, *dims)
-            self._decode_rows = decoder(bits, _KINDS[layout.dtype], *dims)
+            self._shape = (bits, KINDS[layout.dtype], layout.kv_heads, *dims)
+            self._decode_rows = decoder(bits, KINDS[layout.dtype], *dims)
 
     @property
     def stores_rotated_keys(self) -> bool:

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sglang_plt.codec.base import Codec, as_bytes, put_rows, to_pool
+from sglang_plt.codec.base import Codec, as_bytes, put_rows
 from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, unit_components, write
 from sglang_plt.codec.delta import Differences
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.packing import LARGEST, PACKINGS
-from sglang_plt.codec.products import match_threads
+from sglang_plt.codec.products import limit_blas
 from sglang_plt.codec.profile import Profile
 from sglang_plt.codec.reference import BlockDamaged, OpenReference, Sources
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows, layer_rows
+from sglang_plt.codec.scatter import Scatter
 from sglang_plt.codec.transform import units_of
 
 _LARGEST_ROW = 65504.0  # larger values, and those not finite, are kept in float32
@@ -57,8 +58,8 @@ class Predictive(Codec):
         shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary is None)
         if (info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.keys_rotated) != shape:
             raise ValueError(f"codec {self.name}: the profile is of other rows than {layout}")
-        self._key_width = layout.kv_heads * layout.head_dim
-        match_threads()
+        self._scatter = Scatter(pool, rotary)
+        limit_blas()
         self._units = units_of(profile, pool.device)
         self._widths = [len(unit.bias) for unit in self._units]
         self._open: OrderedDict[int, CodedRows] = OrderedDict()  # by checksum
@@ -71,6 +72,7 @@ class Predictive(Codec):
     def warm_up(self) -> None:
         super().warm_up()
         self.packing.warm_up()
+        self._scatter.warm_up()
 
     def _for_pool(self, pool: PoolRows) -> Codec:
         return self._fallback._for_pool(pool)  # the profile is of all layers
@@ -216,6 +218,7 @@ class Predictive(Codec):
             return
         slots = slots[max(num_exact - start, 0) :]
         inside = (coded.escaped >= first) & (coded.escaped < last)
+        escapes = bool(inside.any())
         below: torch.Tensor | None = None
         for number, unit in enumerate(self._units):
             kept, used = unit_components(
@@ -224,12 +227,12 @@ class Predictive(Codec):
             row = unit.synthesise(unit.predict(below), kept, used)
             below = row[:, -self._width :]
             for part, layer in zip(row.split(self._width, 1), unit.layers, strict=True):
-                if inside.any():
+                if escapes:
                     assert coded.exceptions is not None
                     part = part.clone()
                     exceptions = torch.from_numpy(coded.exceptions[layer][inside])
                     part[torch.from_numpy(coded.escaped[inside] - first).to(part.device)] = exceptions.to(part.device)
-                self._scatter(layer, part, slots, position + num_exact + first)
+                self._scatter(layer, part, slots, position + num_exact + first, finite=not escapes)
 
     def _named(self, coded: CodedRows, references: Sequence[OpenReference]) -> list[CodedRows]:
         """The reference blocks that a payload names.
@@ -269,15 +272,6 @@ class Predictive(Codec):
                     rows = torch.from_numpy(section).view(buffer.dtype).view(count, *buffer.shape[1:])
                     put_rows(buffer, slots[:count], rows.to(buffer.device))
                 at += num_exact * row_bytes
-
-    def _scatter(self, layer: int, rows: torch.Tensor, slots: torch.Tensor, position: int) -> None:
-        layout = self.layout
-        keys = rows[:, : self._key_width].reshape(len(rows), layout.kv_heads, layout.head_dim)
-        values = rows[:, self._key_width :].reshape(len(rows), layout.kv_heads, layout.v_head_dim)
-        if self.rotary is not None:
-            keys = self.rotary.apply(keys, torch.arange(position, position + len(slots), device=slots.device))
-        for buffer, part in ((self.pool.keys[layer], keys), (self.pool.values[layer], values)):
-            put_rows(buffer, slots, to_pool(part, layout.dtype))
 
     @property
     def _width(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_plt.codec.products import product
+from sglang_plt.codec.products import chosen_rows, product
 from sglang_plt.codec.profile import Profile
 from triton_ops.band_codes import BAND
 
@@ -35,7 +35,7 @@ class Unit:
         """Rows of the unit, ``[n, width]`` or ``[width]``, given those of the layer below as the decoder has them."""
         if below is None or not len(self.weights):
             return self.bias
-        return product(below, self.weights).add_(self.bias)
+        return product(below, self.weights, self.bias)
 
     def analyse(self, rows: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
         """Components ``[n, width]``, in steps of the profile."""
@@ -53,8 +53,8 @@ class Unit:
         if used is not None:
             if len(basis) % BAND:
                 components, used = components[:, used < len(basis)], used[used < len(basis)]
-            basis = basis if len(used) == len(basis) else basis[used]
-        return product(components, basis).add_(predicted)
+            basis = basis if len(used) == len(basis) else chosen_rows(basis, used)
+        return product(components, basis, predicted)
 
 
 _units: OrderedDict[tuple[int, str], list[Unit]] = OrderedDict()

@@ -36,6 +36,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     check_model(context)
 
     from sglang_plt.cache.prefix_cache import PLTRadixCache
+    from sglang_plt.codec import Workers
     from sglang_plt.host.codec import PoolCodec
     from sglang_plt.host.ranks import make_agree_max, make_agree_min
     from sglang_plt.plugin import tree_route
@@ -66,6 +67,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         agree_min=agree_min,
         agree_max=make_agree_max(params.tp_cache_group),
         rates=rates,
+        run=Workers.of_device(params.token_to_kv_pool_allocator.device),
     )
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "

@@ -108,7 +108,8 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "write-ahead",
         int,
         "TOKENS",
-        f"Encode this many tokens before eviction needs their slots (default {default.write_ahead}).",
+        "Encode this many tokens before eviction needs their slots, once 7/8 of the pool are in use (default "
+        f"{default.write_ahead}).",
     )
     add(
         "replay-tokens",

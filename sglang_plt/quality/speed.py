@@ -1,16 +1,21 @@
-"""How fast our codecs encode and decode beside a prefill of the same tokens, with one torch thread and with two."""
+"""How fast our codecs encode and decode beside a prefill of the same tokens, with one torch thread and with two.
+
+Blocks decode side by side, as a server restores them, and encode one after another, as it writes
+them in the background.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Rotary, decode_block, encode_block, make_codec
+from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Rotary, Workers, decode_block, encode_block, make_codec
 from sglang_plt.quality.arms import Arm
 from sglang_plt.quality.curves import interval
 from sglang_plt.quality.model import ReferenceModel, Rows
@@ -52,9 +57,10 @@ def measure_speed(
                 started = perf_counter()
                 rows = model.prefill(ids)
                 rates[_PREFILL, _PREFILL, number].append(context / (perf_counter() - started))
+                workers = Workers(number)
                 for choice in rng.permutation(len(arms)):
                     arm = arms[choice]
-                    encode, decode = _seconds(arm, rows, rotary)
+                    encode, decode = _seconds(arm, rows, rotary, workers)
                     rates["encode", arm.name, number].append(context / encode)
                     rates["decode", arm.name, number].append(context / decode)
             on_round(index)
@@ -63,7 +69,7 @@ def measure_speed(
     return rates
 
 
-def _seconds(arm: Arm, rows: Rows, rotary: Rotary | None) -> tuple[float, float]:
+def _seconds(arm: Arm, rows: Rows, rotary: Rotary | None, workers: Workers) -> tuple[float, float]:
     """Encode all rows from scattered slots of a pool, checksums included, and decode them into others."""
     count = len(rows)
     slots = torch.randperm(2 * count, generator=torch.Generator().manual_seed(0))
@@ -83,9 +89,17 @@ def _seconds(arm: Arm, rows: Rows, rotary: Rotary | None) -> tuple[float, float]
     started = perf_counter()
     blocks = [encode_block(codec, _FINGERPRINT, source[part], start) for start, part in zip(starts, parts, strict=True)]
     encoded = perf_counter()
-    for start, part, block in zip(starts, parts, blocks, strict=True):
-        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], start)
-    return encoded - started, perf_counter() - encoded
+    failed = workers(
+        [
+            partial(decode_block, codec, _FINGERPRINT, block, 0, len(target[part]), target[part], start)
+            for start, part, block in zip(starts, parts, blocks, strict=True)
+        ]
+    )
+    decoded = perf_counter()
+    for error in failed:
+        if error is not None:
+            raise error
+    return encoded - started, decoded - encoded
 
 
 def rows_of_speed(rates: Rates, context: int) -> list[Row]:

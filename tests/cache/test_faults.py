@@ -302,9 +302,17 @@ def test_a_pinned_node_outlives_the_loss_of_its_views():
     harness.check()
 
 
+def test_nothing_is_written_ahead_while_slots_are_plenty():
+    harness = Harness("plt", slots=72, config=PLTConfig(restore_threshold=1, write_ahead=72))
+    serve(harness, LONG)
+    assert harness.cache.cold.store.used_bytes == 0
+    serve(harness, OTHER[:24])  # less than an eighth is free now
+    assert harness.cache.cold.store.used_bytes > 0
+
+
 def test_giving_up_half_a_block_finishes_it_first():
     """A queued block that two nodes share is encoded before one of them can lose its slots."""
-    harness = Harness("plt", slots=72, config=PLTConfig(restore_threshold=1, write_ahead=72))
+    harness = Harness("plt", slots=45, config=PLTConfig(restore_threshold=1, write_ahead=72))
     serve(harness, LONG)
     (block,) = {view.block for node in harness.cache.trie.nodes() for view in node.views}
     assert block.state is BlockState.QUEUED

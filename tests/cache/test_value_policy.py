@@ -227,7 +227,7 @@ def test_sglang_policies_take_whole_nodes():
 
 def test_what_is_encoded_is_cut_between_blocks():
     """A prompt that ends inside a block, and its end taken off: no block has to be kept for both parts."""
-    harness, _ = make("plt", config=PLTConfig(restore_threshold=1, write_ahead=2000))
+    harness, _ = make("plt", slots=1120, config=PLTConfig(restore_threshold=1, write_ahead=2000))
     serve(harness, tokens(1, 1000))
     serve(harness, tokens(1, 100) + tokens(2, 10))  # splits the node, and its first block
     lower = next(node for node in harness.cache.trie.nodes() if node.start == 100 and len(node) == 900)
@@ -294,7 +294,7 @@ def test_rates_of_the_tiers():
 
 
 def test_tiers_share_what_they_learn_and_differ_in_savings():
-    harness, _ = make("plt")
+    harness, _ = make("plt", slots=22)
     policy = CachePolicy("value", None, TierRates.of(10_000, 5_000, 100, 64, 16))
     assert policy.order.now == policy.lower_order.now == 0
     serve(harness, tokens(1, 20))
