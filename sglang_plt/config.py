@@ -12,6 +12,7 @@ from typing import Any
 
 CODECS = ("raw", "int8", "int4")
 PROFILED = ("fast", "dense", "dense-tight")
+NEAR_MISS = ("off", "report", "on")
 POLICIES = ("value", "lru", "lfu", "slru", "fifo", "filo", "mru", "priority")
 
 _SIZE = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", re.ASCII)
@@ -60,6 +61,10 @@ class PLTConfig:
         write_ahead: tokens next in line for eviction that are encoded ahead of need.
         replay_tokens: tokens of evicted prefixes whose keys are kept for their statistics, at 8 bytes each.
         delta_threshold: bits that sequences must share to be a cluster of their own.
+        near_miss: ``on`` reuses rows of prompts that are nearly the same, ``report`` says what it would reuse.
+        near_miss_override: whether a request may ask for more than ``near_miss``; for less it always may.
+        near_miss_recompute: tokens computed behind every difference.
+        near_miss_max_difference: largest share of differing tokens in front of and within what is reused.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
 
@@ -74,6 +79,10 @@ class PLTConfig:
     write_ahead: int = 16384
     replay_tokens: int = 1 << 24
     delta_threshold: float = 14.0
+    near_miss: str = "off"
+    near_miss_override: bool = False
+    near_miss_recompute: int = 16
+    near_miss_max_difference: float = 0.02
     decision_log: str | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +115,14 @@ class PLTConfig:
         delta = self.delta_threshold
         if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta <= 1024:
             raise ConfigError(f"--plt-delta-threshold={delta!r} must be a number of bits above 0, at most 1024")
+        if self.near_miss not in NEAR_MISS:
+            raise ConfigError(f"--plt-near-miss={self.near_miss!r} is unknown; choose one of {', '.join(NEAR_MISS)}")
+        if not isinstance(self.near_miss_override, bool):
+            raise ConfigError(f"--plt-near-miss-override={self.near_miss_override!r} must be on or off")
+        self._require_int("near_miss_recompute", minimum=0)
+        share = self.near_miss_max_difference
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 0.5:
+            raise ConfigError(f"--plt-near-miss-max-difference={share!r} must be a share above 0, at most 0.5")
         if self.decision_log is not None and not isinstance(self.decision_log, str):
             raise ConfigError(f"--plt-decision-log={self.decision_log!r} must be a path")
 
@@ -139,6 +156,11 @@ class PLTConfig:
         if merged.get("cold_bytes") is not None:
             merged["cold_bytes"] = parse_bytes(merged["cold_bytes"], "--plt-cold-bytes")
         return cls(**{**defaults, **merged})
+
+    @property
+    def may_near_miss(self) -> bool:
+        """Whether any request can be given, or compared with, rows of another prompt."""
+        return self.near_miss != "off" or self.near_miss_override
 
     @property
     def has_cold_tier(self) -> bool:

@@ -15,6 +15,32 @@ def make_namespace(extra_key: str | None, cache_salt: str | None) -> Namespace |
     return None if extra_key is None and cache_salt is None else (extra_key, cache_salt)
 
 
+class _NearMissSalt(str):
+    """A salt that no request can have; equal to its like only."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NearMissSalt) and str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(("near-miss", str(self)))
+
+
+def near_miss_namespace(namespace: Namespace | None) -> Namespace:
+    """Where sequences with reused rows of a namespace live: apart from all that is exact, and nothing learns there."""
+    extra_key, cache_salt = namespace or (None, None)
+    return extra_key, _NearMissSalt(cache_salt or "")
+
+
+def is_near_miss(namespace: Namespace | None) -> bool:
+    """Whether sequences of a namespace hold reused rows."""
+    return namespace is not None and isinstance(namespace[1], _NearMissSalt)
+
+
 class Key:
     """A view of ``length`` units of a token array; nothing is copied until a slice is taken.
 

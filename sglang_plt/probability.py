@@ -98,7 +98,7 @@ class Estimator:
 
     @staticmethod
     def learns(namespace: Namespace | None) -> bool:
-        return namespace is None or not namespace[1]
+        return namespace is None or namespace[1] is None
 
     def context(self, namespace: Namespace | None) -> Context | None:
         """The empty prefix of ``namespace``, made when it is new; None where nothing is learned."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sglang_plt.blocks import BLOCK_TOKENS, BlockReference, View
 from sglang_plt.cache.room import choose_victims
 from sglang_plt.cache.sizes import BlockSizes
+from sglang_plt.keys import is_near_miss
 from sglang_plt.trie import Node
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class BlockRoom:
             slots = node.slots[plan.start : plan.start + plan.rows]
             views.append(store.add(plan.rows, size, node.start + plan.start, slots, teaches, plan.near))
         self._tier.trie.set_views(node, views)
-        if self._finds:
+        if self._finds and not is_near_miss(node.key.namespace):
             for plan, view in zip(plans, views, strict=True):
                 self._tier.near.add(view.block, node, plan.tokens(node))
         self._log("write", node=node.id, tokens=len(node), near=sum(plan.num_near for plan in plans))
@@ -124,12 +125,16 @@ class BlockRoom:
         victims = choose_victims(self._tier.trie, shortage, copies=copies, keep=keep)
         for node in victims:
             if node.hot:
-                self._finish_reads(node.views)
-                self._tier.store.release(self._tier.trie.clear_views(node))
+                self.release_copies(node)
                 self._log("drop_copy", node=node.id, tokens=len(node))
             else:
                 self.drop_cold(node)
         return bool(victims)
+
+    def release_copies(self, node: Node) -> None:
+        """Give up the blocks of a hot node."""
+        self._finish_reads(node.views)
+        self._tier.store.release(self._tier.trie.clear_views(node))
 
     def _finish_reads(self, views: list[View]) -> None:
         """Let no block that stays, or that is in work, read slots that its node may lose from now on."""

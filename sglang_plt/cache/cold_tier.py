@@ -238,6 +238,32 @@ class ColdTier:
             near["references"] = [reference.block.data for reference in _ready(block)]
         self.codec.decode(block.data, view.start, view.stop, slots, position, **near)
 
+    def read(self, node: Node, start: int, stop: int, slots: Any) -> None:
+        """Rebuild the rows of positions ``[start, stop)`` of a pinned cold node, as they were, into ``slots``.
+
+        Raises:
+            Exception: a block is damaged or was never encoded.
+        """
+        position, offset = node.start, 0
+        for view in node.views:
+            low, high = max(start, position), min(stop, position + len(view))
+            if low < high:
+                self.writer.finish(view.block)
+                part = View(view.block, view.start + low - position, view.start + high - position)
+                self._decode_view(part, slots[offset : offset + len(part)], position - view.start)
+                offset += len(part)
+            position += len(view)
+
+    def discard(self, node: Node) -> Any:
+        """Drop an unlocked and unpinned node without resident children from every tier; its slots, or None."""
+        if not node.hot:
+            if node.cold:
+                self._room.drop_cold(node)
+            return None
+        if node.views:
+            self._room.release_copies(node)
+        return self.trie.clear_hot(node)
+
     # -- encoding -------------------------------------------------------------------------------------------------
 
     def _encode(self, block: Block) -> Any:

@@ -8,7 +8,7 @@ from sglang.srt.mem_cache.events import KVCacheEventRecorder
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import split_node_hash_value
 
-from sglang_plt.keys import Key
+from sglang_plt.keys import Key, is_near_miss
 from sglang_plt.trie import Node, OnSplit
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class TrieEvents:
         self.on_split: OnSplit | None = self._split if self.recorder.enabled else None
 
     def stored(self, node: Node) -> None:
-        if self.recorder.enabled:
+        if self.recorder.enabled and not is_near_miss(node.key.namespace):
             self.recorder.record_store(_EventNode(node))
 
     def removed(self, node: Node) -> None:
-        if self.recorder.enabled:
+        if self.recorder.enabled and not is_near_miss(node.key.namespace):
             self.recorder.record_remove(_EventNode(node))
 
     def all_cleared(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from sglang_plt.cache.near_stats import NearMissStats
 from sglang_plt.cache.stats import TIMED
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class CacheMetrics:
         self._cache = cache
         self._rank = str(rank)
         self._seen: dict[str, float] = {}
+        self._near_miss: NearMissStats | None = None
         label = ["tp_rank"]
         self._tokens = Gauge(
             "sglang:plt_tokens", "Tokens by tier: hot, cold, replay.", [*label, "tier"], multiprocess_mode="mostrecent"
@@ -71,6 +73,29 @@ class CacheMetrics:
         cache.stats.observer = lambda what, seconds: self._seconds[what].labels(self._rank).observe(seconds)
         self.publish()
 
+    def add_near_miss(self, stats: NearMissStats) -> None:
+        """Export what near-miss reuse counts as well."""
+        label, self._near_miss = ["tp_rank"], stats
+        self._near_counters = {
+            name: Counter(f"sglang:plt_near_miss_{name}", help, label)
+            for name, help in {
+                "requests": "Requests that were given rows of a prompt that was nearly the same.",
+                "grafts": "Spans of such rows.",
+                "tokens": "Tokens of these spans.",
+                "planned_tokens": "Tokens that such rows were found for.",
+            }.items()
+        }
+        self._near_refusals = Counter(
+            "sglang:plt_near_miss_refusals", "Requests that were computed after all, by reason.", [*label, "reason"]
+        )
+        deviation = Histogram(
+            "sglang:plt_near_miss_deviation",
+            "Squared distance of rows that could have been reused from computed ones, as a share.",
+            label,
+            buckets=(1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0),
+        )
+        stats.observer = lambda value: deviation.labels(self._rank).observe(value)
+
     def publish(self) -> None:
         """Bring the exported values up to date."""
         trie, cold, stats = self._cache.trie, self._cache.cold, self._cache.stats
@@ -93,6 +118,11 @@ class CacheMetrics:
             self._advance(counter.labels(self._rank), name, getattr(stats, name))
         for tier, tokens in {**stats.dropped_tokens, "demoted": stats.demoted_tokens}.items():
             self._advance(self._evicted.labels(self._rank, tier), f"evicted/{tier}", tokens)
+        if self._near_miss is not None:
+            for name, counter in self._near_counters.items():
+                self._advance(counter.labels(self._rank), f"near_miss/{name}", getattr(self._near_miss, name))
+            for reason, number in self._near_miss.refusals.items():
+                self._advance(self._near_refusals.labels(self._rank, reason), f"refusals/{reason}", number)
 
     def _advance(self, counter: Counter, name: str, total: float) -> None:
         step = total - self._seen.get(name, 0)

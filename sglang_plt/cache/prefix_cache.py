@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang_plt.cache.cold_tier import ColdTier, RowCodec
 from sglang_plt.cache.decision_log import DecisionLog
 from sglang_plt.cache.events import TrieEvents
+from sglang_plt.cache.grafts import Grafts
 from sglang_plt.cache.load_back import LoadBack
 from sglang_plt.cache.metrics import CacheMetrics
 from sglang_plt.cache.model_bits import model_bits
@@ -91,6 +92,8 @@ class PLTRadixCache(TrieCache):
             background=background,
             run=run,
         )
+        self.agree_min = agree_min
+        self.grafts: Grafts | None = None
         self.load_back = LoadBack(self.trie, self.cold, self._allocate, self._free)
         self.metrics: CacheMetrics | None = None
         if params.enable_metrics:
@@ -104,6 +107,8 @@ class PLTRadixCache(TrieCache):
         """Forget everything; the caller clears the pools."""
         self.cold.clear()
         self.load_back.clear()
+        if self.grafts is not None:
+            self.grafts.clear()
         self.trie.clear()
         self.root_node = self.trie.root
         self.events.all_cleared()
@@ -113,6 +118,12 @@ class PLTRadixCache(TrieCache):
     def release_host_resources(self) -> None:
         self.cold.writer.close()
         self.decisions.close()
+
+    def set_grafts(self, grafts: Grafts) -> None:
+        """Reuse rows of prompts that are nearly the same."""
+        self.grafts = grafts
+        if self.metrics is not None:
+            self.metrics.add_near_miss(grafts.stats)
 
     # -- match ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +137,10 @@ class PLTRadixCache(TrieCache):
             self.load_back.unpin()
         if self.disable:
             return MatchResult(0, self.root_node, self.root_node, self.root_node)
-        hot, last = self.trie.match(self._key(params.key))
+        key = self._key(params.key)
+        hot, last = self.trie.match(key)
+        if self.grafts is not None and req is not None:
+            hot, last = self.grafts.match(req, key, last.stop) or (hot, last)
         hot_len, resident_len = hot.stop, last.stop
         cold_len = resident_len - hot_len
         if cold_len < self.config.restore_threshold:
@@ -180,8 +194,13 @@ class PLTRadixCache(TrieCache):
         """Publish the request's first ``up_to`` tokens, give back its duplicates and anchor it on the tree's copy."""
         if self.disable:
             return
+        grafts = self.grafts
+        if grafts is not None and grafts.owns_rows(req):
+            if req.finished():
+                grafts.publish(req, up_to)
+            return
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        namespace = make_namespace(req.extra_key, req.cache_salt)
+        namespace = make_namespace(req.extra_key, req.cache_salt) if grafts is None else grafts.namespace_of(req)
         tokens: array = req.full_untruncated_fill_ids
         key = Key(tokens, namespace, self.is_eagle, up_to - 1 if self.is_eagle else up_to)
         key_len = key.aligned_len(self.page_size)
@@ -213,6 +232,8 @@ class PLTRadixCache(TrieCache):
             learns = self.trie.estimator.learns(namespace)
             bits = self.trie.estimator.path_bits(node) if learns else 0
             self.decisions.record("checkpoint", tokens=key_len, duplicates=hot_len - protected, bits=bits)
+        if grafts is not None:
+            grafts.computed(req, up_to)
 
     def _split_at_prompt(self, req: Req, key: Key, key_len: int, priority: int) -> None:
         """Let the prompt outlive the answer: its nodes rank one priority higher and end where the prompt ends."""
@@ -227,6 +248,8 @@ class PLTRadixCache(TrieCache):
         if not self.disable:
             if checkpointed:
                 self.policy.served(req)
+            if self.grafts is not None:
+                self.grafts.ended(req)
             self.cold.write_ahead(self._free_share())
             self.cold.prune_replay()
             self._publish()

@@ -74,6 +74,10 @@ class Rotary:
         table = self.inverse_table(self._rows(positions).cpu().numpy())
         return self._turn(x, torch.from_numpy(table), -1)
 
+    def turn(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x`` ``[n, heads, dim]`` float32 by the rows of ``table`` ``[n, rotary_dim]``, cosines then sines."""
+        return self._turn(x, table, 1)
+
     def _rows(self, positions: torch.Tensor) -> torch.Tensor:
         return self.cos_sin[positions.to(self.cos_sin.device)]
 

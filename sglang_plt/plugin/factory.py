@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from sglang_plt.blocks import BLOCK_TOKENS
-from sglang_plt.config import PROFILED, ConfigError
+from sglang_plt.config import PROFILED, ConfigError, PLTConfig
 from sglang_plt.plugin.options import check_hooks, config_of
 from sglang_plt.plugin.refusals import check_flags, check_model
 from sglang_plt.plugin.seams import check_seams
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
     from sglang_plt.cache.policy import TierRates
+    from sglang_plt.cache.prefix_cache import PLTRadixCache
     from sglang_plt.host.codec import PoolCodec
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,11 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         rates=rates,
         run=Workers.of_device(params.token_to_kv_pool_allocator.device),
     )
+    if config.may_near_miss:
+        _add_near_miss(cache, context, config)
     logger.info(
         "PLT cache: codec=%s cold_budget=%d bytes a rank (%.2f times the pool) page_size=%d policy=%s "
-        "delta=%s restore_threshold=%d write_ahead=%d replay_tokens=%d delta_threshold=%g%s",
+        "delta=%s restore_threshold=%d write_ahead=%d replay_tokens=%d delta_threshold=%g near_miss=%s%s",
         codec.describe() if codec is not None else "none",
         budget,
         budget / codec.pool_bytes if codec is not None else 0.0,
@@ -82,9 +85,40 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         config.write_ahead,
         config.replay_tokens,
         config.delta_threshold,
+        config.near_miss + (" (requests may ask for more)" if config.near_miss_override else ""),
         f" decision_log={config.decision_log}" if config.decision_log else "",
     )
     return cache
+
+
+def _add_near_miss(cache: PLTRadixCache, context: TreeCacheBuildContext, config: PLTConfig) -> None:
+    """Let the cache reuse rows of prompts that are nearly the same.
+
+    Raises:
+        ConfigError: keys of this model cannot be turned to other positions, or its rows are not ours to move.
+    """
+    from sglang_plt.cache.grafts import Grafts
+    from sglang_plt.host.mover import RowMover
+    from sglang_plt.host.pool import pool_rows
+    from sglang_plt.host.rotary import find_rotary
+    from sglang_plt.near_miss import Limits
+    from sglang_plt.plugin import near_miss
+
+    option = f"--plt-near-miss={config.near_miss}"
+    if cache.is_eagle:
+        raise ConfigError(f"{option} does not go with EAGLE: rows of the draft model are not moved; switch one off")
+    try:
+        rows = pool_rows(cache.token_to_kv_pool_allocator.get_kvcache())
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}; switch it off") from error
+    if not rows.layout.v_head_dim:
+        raise ConfigError(f"{option} does not serve latent (MLA) rows yet; switch it off")
+    rotary = find_rotary(context.tp_worker.model_runner.model, rows.layout.head_dim, rows.layout.dtype)
+    if rotary is None:
+        raise ConfigError(f"{option}: the rotary embedding of this model is not understood; switch it off")
+    limits = Limits(recompute=config.near_miss_recompute, max_difference=config.near_miss_max_difference)
+    cache.set_grafts(Grafts(cache, RowMover(rows, rotary), config.near_miss, config.near_miss_override, limits))
+    near_miss.install()
 
 
 def _measure_rates(context: TreeCacheBuildContext, codec: PoolCodec | None) -> tuple[TierRates, str]:

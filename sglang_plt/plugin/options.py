@@ -124,6 +124,27 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "BITS",
         f"Sequences that share this much information are a cluster of their own (default {default.delta_threshold}).",
     )
+    add(
+        "near-miss",
+        str,
+        "off|report|on",
+        "Reuse rows of a prompt that is nearly the same and compute what differs (on), or only say how far such rows "
+        f"would have been off (report); default {default.near_miss}.",
+    )
+    add("near-miss-override", _switch, "on|off", "Whether a request may ask for more than that (default off).")
+    add(
+        "near-miss-recompute",
+        int,
+        "TOKENS",
+        f"Compute this many tokens behind every difference as well (default {default.near_miss_recompute}).",
+    )
+    add(
+        "near-miss-max-difference",
+        float,
+        "SHARE",
+        "Largest share of differing tokens up to the end of what is reused (default "
+        f"{default.near_miss_max_difference}).",
+    )
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
 
 

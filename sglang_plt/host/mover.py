@@ -1,0 +1,71 @@
+"""Rows of a KV pool copied to other slots, their keys turned to other positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sglang_plt.codec import PoolRows, Rotary
+from sglang_plt.codec.base import put_rows, to_pool
+
+
+class RowMover:
+    """Copies rows within ``pool``.
+
+    A key at position p becomes the key of the same token at position p + shift: one rotation by the difference of both,
+    from the model's own table, in fp32. Values, and keys that do not move, keep their bits.
+
+    Args:
+        rotary: how the model turns keys; None refuses to shift.
+    """
+
+    def __init__(self, pool: PoolRows, rotary: Rotary | None):
+        self._pool = pool
+        self._rotary = rotary
+
+    def can_shift(self, position: int, num_rows: int, shift: int) -> bool:
+        """Whether rows from ``position`` on can be moved by ``shift``."""
+        if not shift:
+            return True
+        limit = 0 if self._rotary is None else len(self._rotary.cos_sin)
+        return max(position, position + shift) + num_rows <= limit
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, position: int, shift: int) -> None:
+        """Rows of slots ``source`` to slots ``target``, int64 ``[n]`` both, which may be the same.
+
+        Args:
+            position: of the first row, the others follow.
+            shift: to the position at the new place.
+        """
+        table = self._table(position, len(source), shift) if shift else None
+        for keys, values in zip(self._pool.keys, self._pool.values, strict=True):
+            if table is not None:
+                assert self._rotary is not None
+                turned = self._rotary.turn(keys[source].float(), table)
+                put_rows(keys, target, to_pool(turned, keys.dtype))
+            elif source is not target:
+                put_rows(keys, target, _rows(keys, source))
+            if source is not target:
+                put_rows(values, target, _rows(values, source))
+
+    def deviation(self, one: torch.Tensor, other: torch.Tensor) -> float:
+        """Squared distance of rows over the squared length of the ``other`` ones; mean of layers, keys and values."""
+        shares = []
+        for buffer in (*self._pool.keys, *self._pool.values):
+            ours, theirs = _rows(buffer, one).float(), _rows(buffer, other).float()
+            shares.append(float((ours - theirs).square().sum() / theirs.square().sum().clamp_min(1e-30)))
+        return float(np.mean(shares))
+
+    def _table(self, position: int, num_rows: int, shift: int) -> torch.Tensor:
+        """The rotation from ``position`` to ``position + shift`` for every row, like rows of the model's table."""
+        assert self._rotary is not None
+        rotary = self._rotary
+        back: np.ndarray = rotary.inverse_table(rotary.window(position, num_rows)).astype(np.float64)
+        there: np.ndarray = rotary.window(position + shift, num_rows).astype(np.float64)
+        (c, s), (cos, sin) = np.split(back, 2, axis=1), np.split(there, 2, axis=1)
+        table = np.concatenate((cos * c + sin * s, sin * c - cos * s), axis=1).astype(np.float32)
+        return torch.from_numpy(table).to(self._pool.device)
+
+
+def _rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return (buffer.view(torch.uint8)[slots].view(buffer.dtype)) if buffer.dtype.itemsize == 1 else buffer[slots]

@@ -1,0 +1,149 @@
+"""Which tokens of a prompt may take their KV rows from a donor prompt, and why not.
+
+A *hunk* is where the two differ, between runs of tokens that both have in the same order. Tokens of hunks are always
+computed, and the first few behind each as well: their rows deviate most. What is left of a run is a span to reuse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+import numpy as np
+
+from sglang_plt.similar import Run, align
+
+_FIRST_TOKENS = 4  # all others attend to these; where they differ everything does
+_SHARED = 8  # tokens of two hunks that make one the moved other
+
+
+class Refusal(Enum):
+    """Why nothing was reused; the values are labels of a metric."""
+
+    REQUEST = "request"  # it asks for what reused tokens do not give
+    NO_DONOR = "no_donor"
+    FIRST_TOKENS = "first_tokens"
+    MOVED = "moved"
+    DIFFERENT = "different"
+    SHORT = "short"
+    BUSY = "busy"
+    DONOR_GONE = "donor_gone"
+    NO_ROOM = "no_room"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When reuse is worth it, and how much may differ.
+
+    Attributes:
+        recompute: tokens computed behind every hunk.
+        max_difference: largest share of differing tokens among those up to the end of a span.
+        min_tokens: least tokens to reuse in all.
+        min_span: shortest span.
+        max_spans: most spans; each ends with a forward pass of its own.
+        tail: last tokens of a prompt that are computed whatever they are.
+    """
+
+    recompute: int = 16
+    max_difference: float = 0.02
+    min_tokens: int = 256
+    min_span: int = 64
+    max_spans: int = 4
+    tail: int = 16
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions ``[start, stop)`` of a prompt that hold the tokens of a donor from position ``donor`` on.
+
+    Attributes:
+        differing: tokens that differ before it.
+    """
+
+    start: int
+    stop: int
+    donor: int
+    differing: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def plan_spans(
+    donor: np.ndarray, tokens: np.ndarray, matched: int, page_size: int, limits: Limits
+) -> list[Span] | Refusal:
+    """What of ``tokens`` (integers [n]) may be reused from ``donor`` (integers [m]), in ascending order.
+
+    Args:
+        matched: tokens of the prompt whose own rows exist already.
+        page_size: spans begin and end at whole pages.
+    """
+    prefix = _common_prefix(donor, tokens)
+    if prefix < _FIRST_TOKENS:
+        return Refusal.FIRST_TOKENS
+    behind = align(donor[prefix:], tokens[prefix:])
+    runs = [Run(0, 0, prefix), *(Run(r.reference + prefix, r.target + prefix, r.length) for r in behind)]
+    hunks = _hunks(runs, len(donor), len(tokens))
+    if _moved([(donor[a:b], tokens[c:d]) for a, b, c, d in hunks]):
+        return Refusal.MOVED
+    spans, close, differing = [], 0, 0
+    for run, (a, b, c, d) in zip(runs[1:], hunks, strict=False):
+        differing += max(b - a, d - c)
+        start = _whole(max(run.target + limits.recompute, matched + 1) + page_size - 1, page_size)
+        stop = _whole(min(run.target + run.length, len(tokens) - limits.tail), page_size)
+        if stop - start < limits.min_span:
+            continue
+        close += stop - start
+        if differing <= limits.max_difference * stop:
+            spans.append(Span(start, stop, run.reference + start - run.target, differing))
+    longest = sorted(spans, key=len, reverse=True)[: limits.max_spans]
+    if sum(map(len, longest)) < limits.min_tokens:
+        return Refusal.DIFFERENT if close >= limits.min_tokens else Refusal.SHORT
+    return sorted(longest, key=lambda span: span.start)
+
+
+def _whole(length: int, page_size: int) -> int:
+    return length - length % page_size
+
+
+def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _hunks(runs: list[Run], donor_len: int, length: int) -> list[tuple[int, int, int, int]]:
+    """``(first, end)`` in the donor and in the prompt of what lies behind each run."""
+    edges = [*runs, Run(donor_len, length, 0)]
+    return [
+        (left.reference + left.length, right.reference, left.target + left.length, right.target)
+        for left, right in pairwise(edges)
+    ]
+
+
+def _moved(hunks: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    """Whether what a hunk holds in the prompt is what another one holds in the donor, in whole or in good part."""
+    whole: dict[bytes, int] = {}
+    parts: dict[bytes, int] = {}
+    for number, (theirs, _) in enumerate(hunks):
+        if len(theirs):
+            whole.setdefault(_bytes(theirs), number)
+        for part in _parts(theirs):
+            parts.setdefault(part, number)
+    for number, (theirs, ours) in enumerate(hunks):
+        if not len(ours):
+            continue
+        if number != whole.get(_bytes(ours), number) and not np.array_equal(theirs, ours):
+            return True
+        if any(number != parts.get(part, number) for part in _parts(ours)):
+            return True
+    return False
+
+
+def _parts(tokens: np.ndarray) -> list[bytes]:
+    return [_bytes(tokens[at : at + _SHARED]) for at in range(len(tokens) - _SHARED + 1)]
+
+
+def _bytes(tokens: np.ndarray) -> bytes:
+    return np.ascontiguousarray(tokens, np.int64).tobytes()
