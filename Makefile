@@ -4,7 +4,7 @@ OUTPUT_ARG = $(if $(OUTPUT),--output $(OUTPUT))
 ARMS_ARG = $(if $(ARMS),--arms $(ARMS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock demo-model test check demo bench bench-full bench-overhead bench-restore bench-fleet bench-fleet-full kernels
+.PHONY: help env lock demo-model test check demo bench bench-full bench-overhead bench-restore bench-fleet bench-fleet-full bench-near-miss kernels
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench-fleet: env ## near-identical agents, 16 sessions of 2 turns; ARMS="radix d
 
 bench-fleet-full: env ## the same with 32 sessions of 4 turns
 	@$(PY) -m bench_serving.fleet --sessions 32 --turns 4 $(ARMS_ARG) $(JSON_ARG)
+
+bench-near-miss: env ## prompts that differ by a date and a name, reuse beside computing; PLOT=FILE draws, JSON=FILE writes the numbers
+	@$(PY) -m bench_serving.near_miss $(JSON_ARG) $(if $(PLOT),--plot $(PLOT))
 
 kernels: env ## compile every Triton kernel without a GPU and hold it to the report; KERNELS_ARGS=--update rewrites that
 	@$(PY) -m triton_ops.report $(KERNELS_ARGS)

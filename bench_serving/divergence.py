@@ -14,8 +14,17 @@ TOP_K = 20
 _TINY = 1e-9
 
 
-def teacher_forced(client: Client, prefix: Sequence[int], continuation: Sequence[int], top_k: int = TOP_K) -> Tops:
+def teacher_forced(
+    client: Client,
+    prefix: Sequence[int],
+    continuation: Sequence[int],
+    top_k: int = TOP_K,
+    custom_params: Mapping[str, str] | None = None,
+) -> Tops:
     """Distributions behind each token of ``continuation``; ``prefix`` may come from the cache, the rest is computed.
+
+    Args:
+        custom_params: what the request asks of the cache.
 
     Returns:
         ``len(continuation)`` of them, with ``top_k`` tokens each.
@@ -27,7 +36,12 @@ def teacher_forced(client: Client, prefix: Sequence[int], continuation: Sequence
         "/generate",
         {
             "input_ids": [*prefix, *continuation],
-            "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": 1,
+                "ignore_eos": True,
+                "custom_params": dict(custom_params or {}),
+            },
             "return_logprob": True,
             "logprob_start_len": len(prefix),
             "top_logprobs_num": top_k,
