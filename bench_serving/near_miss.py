@@ -103,8 +103,8 @@ def _ratio(metric: str, arm: str, ours: list[float], theirs: list[float], rng: n
     one, other = np.array(ours), np.array(theirs)
     draws = rng.integers(0, len(one), (2000, len(one)))
     ratios = np.median(one[draws], 1) / np.median(other[draws], 1)
-    lo, hi = np.quantile(ratios, (0.025, 0.975))
-    return Row(metric, arm, float(np.median(one) / np.median(other)), "ratio", float(lo), float(hi), len(one))
+    lo, hi = (float(np.quantile(ratios, share)) for share in (0.025, 0.975))
+    return Row(metric, arm, float(np.median(one) / np.median(other)), "ratio", lo, hi, len(one))
 
 
 def plot(points: Sequence[tuple[float, float]], path: Path) -> None:

@@ -10,12 +10,14 @@ from sglang_plt.codec.block import (
     BLOCK_TOKENS,
     BlockDamaged,
     BlockHeader,
+    begin_block,
     block_limit,
     decode_block,
     encode_block,
     fingerprint,
 )
 from sglang_plt.codec.int_groups import IntGroups
+from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.predictive import Predictive
 from sglang_plt.codec.profile import Profile, ProfileError, ProfileInfo, load_profile
 from sglang_plt.codec.raw import Raw
@@ -65,6 +67,7 @@ __all__ = [
     "Codec",
     "EncodeError",
     "IntGroups",
+    "LayerWriter",
     "PoolRows",
     "Profile",
     "ProfileError",
@@ -75,6 +78,7 @@ __all__ = [
     "RowLayout",
     "Stretch",
     "Workers",
+    "begin_block",
     "block_limit",
     "decode_block",
     "encode_block",

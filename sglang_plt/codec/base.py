@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from sglang_plt.codec.layers import LayerWriter, Write
 from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
-from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows
+from sglang_plt.codec.rows import EXACT_TOKENS, PoolRows, check_pool
 from triton_ops.int_groups import to_pool_dtype
 from triton_ops.int_groups.cpu_scalars import BFLOAT16, FLOAT16, FLOAT32
 
@@ -50,7 +51,7 @@ class Codec(ABC):
     """True when rows can be coded as differences from those of other blocks."""
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
-        _check_pool(pool)
+        check_pool(pool)
         if rotary is not None and not pool.layout.v_head_dim:
             raise ValueError("codec: latent rows are stored with their rotated channels as they are, without a rotary")
         if rotary is not None and rotary.rotary_dim > pool.layout.head_dim:
@@ -84,7 +85,7 @@ class Codec(ABC):
     ) -> int: ...
 
     @abstractmethod
-    def _decode(
+    def _begin(
         self,
         payload: np.ndarray,
         num_rows: int,
@@ -93,7 +94,8 @@ class Codec(ABC):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
-    ) -> None: ...
+    ) -> Write:
+        """Check all of the payload that can be checked; what is returned writes its layers."""
 
     def encode(
         self,
@@ -139,7 +141,23 @@ class Codec(ABC):
         position: int,
         references: Sequence[OpenReference] = (),
     ) -> None:
-        """Reconstruct rows ``start .. stop`` of a payload into the pool.
+        """Reconstruct rows ``start .. stop`` of a payload into the pool; takes and raises what :meth:`begin` does."""
+        self.begin(payload, num_rows, num_exact, start, stop, slots, position, references).write_all()
+
+    def begin(
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[OpenReference] = (),
+    ) -> LayerWriter:
+        """Reconstruct rows ``start .. stop`` of a payload into the pool, layer by layer.
+
+        All checks come first, so the writer that is returned never stops in the middle because of the payload.
 
         Args:
             payload: uint8, C-contiguous, what :meth:`encode` left of its ``out``; numbers are not checked.
@@ -160,11 +178,12 @@ class Codec(ABC):
             raise ValueError(f"codec: rows {start}..{stop} need {stop - start} slots, got {len(slots)}")
         self._check_rows(slots, position, num_rows, num_exact)
         self._check_payload("payload", payload, self.payload_limit(num_rows, num_exact), exact=self.fixed_size)
+        num_layers = self.layout.num_layers
         if start == stop:
-            return
+            return LayerWriter(num_layers, lambda first, stop: None)
         if payload.ctypes.data % 16:
             payload = payload.copy()
-        self._decode(payload, num_rows, num_exact, start, slots, position, references)
+        return LayerWriter(num_layers, self._begin(payload, num_rows, num_exact, start, slots, position, references))
 
     def warm_up(self) -> None:
         """Compile what encode and decode need, on a scratch pool of one layer; the real pool is not touched."""
@@ -204,20 +223,6 @@ class Codec(ABC):
         if array.dtype != np.uint8 or array.ndim != 1 or not fits or not array.flags.c_contiguous:
             size = limit if exact else f"at most {limit}"
             raise ValueError(f"codec: {name} must be contiguous uint8 [{size}], got {array.dtype} {array.shape}")
-
-
-def _check_pool(pool: PoolRows) -> None:
-    layout = pool.layout
-    for name, buffers, dim in (("keys", pool.keys, layout.head_dim), ("values", pool.values, layout.v_head_dim)):
-        if len(buffers) != layout.num_layers or layout.num_layers < 1:
-            raise ValueError(f"codec: pool.{name} has {len(buffers)} buffers for {layout.num_layers} layers")
-        for layer, buffer in enumerate(buffers):
-            expected = (len(pool.keys[0]), layout.kv_heads, dim)
-            if tuple(buffer.shape) != expected or buffer.dtype != layout.dtype or not buffer.is_contiguous():
-                raise ValueError(
-                    f"codec: pool.{name}[{layer}] must be contiguous {layout.dtype} {expected}, got "
-                    f"{buffer.dtype} {tuple(buffer.shape)} strides {buffer.stride()}"
-                )
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

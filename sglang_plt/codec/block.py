@@ -16,6 +16,7 @@ import xxhash
 
 from sglang_plt.blocks import BLOCK_TOKENS
 from sglang_plt.codec.base import Codec, exact_rows
+from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.reference import BlockDamaged, OpenReference, Reference, Stretch
 
 MAGIC = b"PLTB"
@@ -210,7 +211,23 @@ def decode_block(
     position: int,
     references: Sequence[np.ndarray] = (),
 ) -> None:
-    """Reconstruct rows ``start .. stop`` of ``block`` into the codec's pool; all checks come before the first write.
+    """Reconstruct rows ``start .. stop`` of ``block``; takes and raises what :func:`begin_block` does."""
+    begin_block(codec, model, block, start, stop, slots, position, references).write_all()
+
+
+def begin_block(
+    codec: Codec,
+    model: int,
+    block: np.ndarray,
+    start: int,
+    stop: int,
+    slots: torch.Tensor,
+    position: int,
+    references: Sequence[np.ndarray] = (),
+) -> LayerWriter:
+    """Reconstruct rows ``start .. stop`` of ``block`` into the codec's pool, layer by layer.
+
+    Everything that can be wrong with the bytes is found before this returns, decoding of the entropy code included.
 
     Args:
         codec, model: as at :func:`encode_block`.
@@ -230,4 +247,5 @@ def decode_block(
     if bound and position != header.position:
         raise BlockDamaged(f"position: keys are stored rotated at {header.position}, asked for {position}")
     opened = [_open(codec, model, reference) for reference in references]
-    codec.decode(block[HEADER_BYTES:], header.num_rows, header.num_exact, start, stop, slots, position, opened)
+    payload = block[HEADER_BYTES:]
+    return codec.begin(payload, header.num_rows, header.num_exact, start, stop, slots, position, opened)

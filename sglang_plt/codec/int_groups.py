@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sglang_plt.codec.base import KINDS, Codec, EncodeError, as_bytes, as_tensor, put_rows, slot_indices, to_pool
+from sglang_plt.codec.layers import Write
 from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
@@ -102,7 +103,7 @@ class IntGroups(Codec):
             raise EncodeError(f"codec {self.name}: layer {failed - 1} holds a value not finite or beyond 65504")
         return len(out)
 
-    def _decode(
+    def _begin(
         self,
         payload: np.ndarray,
         num_rows: int,
@@ -111,19 +112,31 @@ class IntGroups(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
-    ) -> None:
+    ) -> Write:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
+        offsets = self._sections(num_rows, num_exact)
         if not self._use_kernels:
-            self._decode_torch(payload, num_rows, num_exact, start, slots, position)
-            return
+            slots = slots.to(self.pool.device)
+
+            def write(first: int, stop: int) -> None:
+                for layer in range(first, stop):
+                    self._write_torch(layer, payload, offsets, num_rows, num_exact, start, slots, position)
+
+            return write
         payload = payload.view()
         payload.flags.writeable = False  # one compiled variant
-        sections = np.array(self._sections(num_rows, num_exact), np.int64)
-        table = self._table(position + start, len(slots), inverse=False)
-        rows, buffers = slot_indices(slots), (self._key_buffers, self._value_buffers, self.num_slots)
-        payload16, heads = payload.view(np.uint16), self.layout.kv_heads
-        self._decode_rows(payload, payload16, sections, *buffers, rows, table, start, num_exact, heads)
+        sections, rows = np.array(offsets, np.int64), slot_indices(slots)
+        table, heads = self._table(position + start, len(slots), inverse=False), self.layout.kv_heads
+
+        def run(first: int, stop: int) -> None:
+            records = payload[first * offsets[-1] : stop * offsets[-1]]
+            buffers = self._key_buffers[first:stop], self._value_buffers[first:stop], self.num_slots
+            self._decode_rows(
+                records, records.view(np.uint16), sections, *buffers, rows, table, start, num_exact, heads
+            )
+
+        return run
 
     def _table(self, position: int, num_rows: int, inverse: bool) -> np.ndarray:
         if self.rotary is None:
@@ -156,32 +169,37 @@ class IntGroups(Codec):
         """Parameters and codes; both empty for latent rows."""
         return int_groups.encode_values(values, self.bits) if values.shape[-1] else (values, values)
 
-    def _decode_torch(
-        self, payload: np.ndarray, num_rows: int, num_exact: int, start: int, slots: torch.Tensor, position: int
+    def _write_torch(
+        self,
+        layer: int,
+        payload: np.ndarray,
+        sections: list[int],
+        num_rows: int,
+        num_exact: int,
+        start: int,
+        slots: torch.Tensor,
+        position: int,
     ) -> None:
         layout, bits, device = self.layout, self.bits, self.pool.device
         k_shape, v_shape = (layout.kv_heads, layout.head_dim), (layout.kv_heads, layout.v_head_dim)
         k_code_bytes, v_code_bytes = layout.head_dim * bits // 8, layout.v_head_dim * bits // 8
-        half, sections, num_coded = torch.float16, self._sections(num_rows, num_exact), num_rows - num_exact
-        source = as_tensor(payload).view(layout.num_layers, sections[-1])
-        slots, stop = slots.to(device), start + len(slots)
+        half, num_coded, stop = torch.float16, num_rows - num_exact, start + len(slots)
         first, last = max(start - num_exact, 0), max(stop - num_exact, 0)  # quantised rows to decode
         num_kept = max(min(stop, num_exact) - start, 0)  # exact rows to copy
-        positions = torch.arange(position + num_exact + first, position + num_exact + last, device=device)
-        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
-            record = source[layer].to(device)
-            parts = [record[a:b] for a, b in pairwise(sections)]
-            parts[5] = parts[5][: num_coded * layout.kv_heads * v_code_bytes]  # without the padding
-            exact_k = parts[0].view(layout.dtype).view(num_exact, *k_shape)[start : start + num_kept]
-            exact_v = parts[1].view(layout.dtype).view(num_exact, *v_shape)[start : start + num_kept]
-            key_params = parts[2].view(half).view(-1, 2, *k_shape)
-            value_params = parts[3].view(half).view(-1, layout.kv_heads, 2)[first:last]
-            key_codes = parts[4].view(num_coded, layout.kv_heads, k_code_bytes)[first:last]
-            value_codes = parts[5].view(num_coded, layout.kv_heads, v_code_bytes)[first:last]
-            k = int_groups.decode_keys(key_params, key_codes, bits, first)
-            if self.rotary is not None:
-                k = self.rotary.apply(k, positions)
-            put_rows(keys, slots, torch.cat((exact_k, to_pool(k, layout.dtype))))
-            if layout.v_head_dim:
-                v = int_groups.decode_values(value_params, value_codes, bits)
-                put_rows(values, slots, torch.cat((exact_v, to_pool(v, layout.dtype))))
+        record = as_tensor(payload)[layer * sections[-1] : (layer + 1) * sections[-1]].to(device)
+        parts = [record[a:b] for a, b in pairwise(sections)]
+        parts[5] = parts[5][: num_coded * layout.kv_heads * v_code_bytes]  # without the padding
+        exact_k = parts[0].view(layout.dtype).view(num_exact, *k_shape)[start : start + num_kept]
+        exact_v = parts[1].view(layout.dtype).view(num_exact, *v_shape)[start : start + num_kept]
+        key_params = parts[2].view(half).view(-1, 2, *k_shape)
+        value_params = parts[3].view(half).view(-1, layout.kv_heads, 2)[first:last]
+        key_codes = parts[4].view(num_coded, layout.kv_heads, k_code_bytes)[first:last]
+        value_codes = parts[5].view(num_coded, layout.kv_heads, v_code_bytes)[first:last]
+        k = int_groups.decode_keys(key_params, key_codes, bits, first)
+        if self.rotary is not None:
+            positions = torch.arange(position + num_exact + first, position + num_exact + last, device=device)
+            k = self.rotary.apply(k, positions)
+        put_rows(self.pool.keys[layer], slots, torch.cat((exact_k, to_pool(k, layout.dtype))))
+        if layout.v_head_dim:
+            v = int_groups.decode_values(value_params, value_codes, bits)
+            put_rows(self.pool.values[layer], slots, torch.cat((exact_v, to_pool(v, layout.dtype))))

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sglang_plt.codec.base import Codec, as_bytes, put_rows
-from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, unit_components, write
+from sglang_plt.codec.base import Codec, as_bytes
+from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, write
 from sglang_plt.codec.delta import Differences
 from sglang_plt.codec.int_groups import IntGroups
+from sglang_plt.codec.layers import Write
 from sglang_plt.codec.packing import LARGEST, PACKINGS
 from sglang_plt.codec.products import limit_blas
 from sglang_plt.codec.profile import Profile
@@ -26,6 +27,7 @@ from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows, layer_rows
 from sglang_plt.codec.scatter import Scatter
 from sglang_plt.codec.transform import units_of
+from sglang_plt.codec.unit_writer import UnitWriter, write_exact
 
 _LARGEST_ROW = 65504.0  # larger values, and those not finite, are kept in float32
 _OPEN_REFERENCES = 4  # whose codes are at hand: blocks that are written or read together often share them
@@ -191,7 +193,7 @@ class Predictive(Codec):
 
     # -- decoding -------------------------------------------------------------------------------------------------
 
-    def _decode(
+    def _begin(
         self,
         payload: np.ndarray,
         num_rows: int,
@@ -200,39 +202,37 @@ class Predictive(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
-    ) -> None:
+    ) -> Write:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
         if self._mode(payload, num_rows, num_exact) == Mode.FALLBACK:
-            inside = payload[HEAD.size :]
-            self._fallback.decode(inside, num_rows, num_exact, start, start + len(slots), slots, position)
-            return
+            inside, end = payload[HEAD.size :], start + len(slots)
+            writer = self._fallback.begin(inside, num_rows, num_exact, start, end, slots, position)
+            return lambda first, stop: writer.write_to(stop)
         slots = slots.to(self.pool.device)
-        first, last = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
-        coded, opened = None, []
-        if last > first:
+        low, high = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
+        units: UnitWriter | None = None
+        if high > low:
             coded = self._parse(payload, num_rows, num_exact)
-            opened = self._named(coded, references)
-        self._restore_exact(payload, num_exact, start, slots)
-        if coded is None:
-            return
-        slots = slots[max(num_exact - start, 0) :]
-        inside = (coded.escaped >= first) & (coded.escaped < last)
-        escapes = bool(inside.any())
-        below: torch.Tensor | None = None
-        for number, unit in enumerate(self._units):
-            kept, used = unit_components(
-                coded, opened, number, first, last, self.packing, len(unit.bias), self.pool.device
+            units = UnitWriter(
+                self._units,
+                self.packing,
+                self._scatter,
+                self.pool.device,
+                coded,
+                self._named(coded, references),
+                low,
+                high,
+                slots[max(num_exact - start, 0) :],
+                position + num_exact + low,
             )
-            row = unit.synthesise(unit.predict(below), kept, used)
-            below = row[:, -self._width :]
-            for part, layer in zip(row.split(self._width, 1), unit.layers, strict=True):
-                if escapes:
-                    assert coded.exceptions is not None
-                    part = part.clone()
-                    exceptions = torch.from_numpy(coded.exceptions[layer][inside])
-                    part[torch.from_numpy(coded.escaped[inside] - first).to(part.device)] = exceptions.to(part.device)
-                self._scatter(layer, part, slots, position + num_exact + first, finite=not escapes)
+
+        def write_layers(first: int, stop: int) -> None:
+            write_exact(self.pool, payload, num_exact, start, slots, first, stop)
+            if units is not None:
+                units.write_to(stop)
+
+        return write_layers
 
     def _named(self, coded: CodedRows, references: Sequence[OpenReference]) -> list[CodedRows]:
         """The reference blocks that a payload names.
@@ -258,20 +258,6 @@ class Predictive(Codec):
     def _parse(self, payload: np.ndarray, num_rows: int, num_exact: int) -> CodedRows:
         at, layout = HEAD.size + num_exact * self.layout.row_bytes, self.layout
         return parse(payload, at, num_rows - num_exact, self._widths, self._width, layout.num_layers, self.packing)
-
-    def _restore_exact(self, payload: np.ndarray, num_exact: int, start: int, slots: torch.Tensor) -> None:
-        """Write the exact rows that are wanted."""
-        at, count = HEAD.size, max(0, min(num_exact - start, len(slots)))
-        if not count:
-            return
-        for buffers in zip(self.pool.keys, self.pool.values, strict=True):
-            for buffer in buffers:
-                row_bytes = buffer[0].numel() * buffer.element_size()
-                if row_bytes:
-                    section = payload[at + start * row_bytes : at + (start + count) * row_bytes].copy()
-                    rows = torch.from_numpy(section).view(buffer.dtype).view(count, *buffer.shape[1:])
-                    put_rows(buffer, slots[:count], rows.to(buffer.device))
-                at += num_exact * row_bytes
 
     @property
     def _width(self) -> int:

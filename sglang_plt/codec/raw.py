@@ -9,6 +9,7 @@ import torch
 from numba import carray, njit
 
 from sglang_plt.codec.base import Codec, as_bytes, as_tensor, slot_indices
+from sglang_plt.codec.layers import Write
 from sglang_plt.codec.reference import OpenReference
 from triton_ops.int_groups.cpu_scalars import AHEAD, pointer, prefetch_row
 
@@ -54,7 +55,7 @@ class Raw(Codec):
         references: Sequence[OpenReference],
     ) -> int:
         if self._on_cpu:
-            self._copy(out, len(slots), 0, slots, False)
+            self._copy(out, len(slots), 0, slot_indices(slots), False)
             return len(out)
         key_bytes, value_bytes = self._row_bytes()
         target, at = as_tensor(out), 0
@@ -65,7 +66,7 @@ class Raw(Codec):
                 at += len(slots) * row_bytes
         return len(out)
 
-    def _decode(
+    def _begin(
         self,
         payload: np.ndarray,
         num_rows: int,
@@ -74,24 +75,39 @@ class Raw(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
-    ) -> None:
+    ) -> Write:
         if self._on_cpu:
-            self._copy(payload, num_rows, start, slots, True)
-            return
+            rows = slot_indices(slots)
+            return lambda first, stop: self._copy(payload, num_rows, start, rows, True, first, stop)
+        where = slots.to(self.pool.device)
+        return lambda first, stop: self._put(payload, num_rows, start, where, first, stop)
+
+    def _put(self, payload: np.ndarray, num_rows: int, start: int, slots: torch.Tensor, first: int, stop: int) -> None:
+        """Layers ``first .. stop`` by torch, which is what a GPU runs."""
         key_bytes, value_bytes = self._row_bytes()
-        source, at = as_tensor(payload), 0
-        for buffers in zip(self.pool.keys, self.pool.values, strict=True):
+        source, at = as_tensor(payload), first * num_rows * (key_bytes + value_bytes)
+        for buffers in zip(self.pool.keys[first:stop], self.pool.values[first:stop], strict=True):
             for buffer, row_bytes in zip(buffers, (key_bytes, value_bytes), strict=True):
                 rows = source[at : at + num_rows * row_bytes].view(num_rows, row_bytes)[start : start + len(slots)]
-                buffer.flatten(1).view(torch.uint8).index_copy_(0, slots.to(buffer.device), rows.to(buffer.device))
+                buffer.flatten(1).view(torch.uint8).index_copy_(0, slots, rows.to(buffer.device))
                 at += num_rows * row_bytes
 
-    def _copy(self, payload: np.ndarray, num_rows: int, start: int, slots: torch.Tensor, to_pool: bool) -> None:
+    def _copy(
+        self,
+        payload: np.ndarray,
+        num_rows: int,
+        start: int,
+        slots: np.ndarray,
+        to_pool: bool,
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Layers ``first .. stop``, or all, of the payload's rows from ``start`` on, by the kernel."""
         if not payload.flags.writeable:  # one compiled variant for both directions; decode only reads
             payload = as_tensor(payload).numpy()
         key_bytes, value_bytes = self._row_bytes()
-        stride, rows = num_rows * (key_bytes + value_bytes), slot_indices(slots)
-        at = start * key_bytes
-        _copy_rows(payload, at, stride, self._key_buffers, key_bytes, self.num_slots, rows, to_pool)
-        at = num_rows * key_bytes + start * value_bytes
-        _copy_rows(payload, at, stride, self._value_buffers, value_bytes, self.num_slots, rows, to_pool)
+        stride = num_rows * (key_bytes + value_bytes)
+        at = first * stride + start * key_bytes
+        _copy_rows(payload, at, stride, self._key_buffers[first:stop], key_bytes, self.num_slots, slots, to_pool)
+        at = first * stride + num_rows * key_bytes + start * value_bytes
+        _copy_rows(payload, at, stride, self._value_buffers[first:stop], value_bytes, self.num_slots, slots, to_pool)

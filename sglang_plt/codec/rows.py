@@ -41,6 +41,25 @@ class PoolRows:
         return self.keys[0].device
 
 
+def check_pool(pool: PoolRows) -> None:
+    """Hold buffers to their layout.
+
+    Raises:
+        ValueError: one of them disagrees, or is not contiguous.
+    """
+    layout = pool.layout
+    for name, buffers, dim in (("keys", pool.keys, layout.head_dim), ("values", pool.values, layout.v_head_dim)):
+        if len(buffers) != layout.num_layers or layout.num_layers < 1:
+            raise ValueError(f"codec: pool.{name} has {len(buffers)} buffers for {layout.num_layers} layers")
+        for layer, buffer in enumerate(buffers):
+            expected = (len(pool.keys[0]), layout.kv_heads, dim)
+            if tuple(buffer.shape) != expected or buffer.dtype != layout.dtype or not buffer.is_contiguous():
+                raise ValueError(
+                    f"codec: pool.{name}[{layer}] must be contiguous {layout.dtype} {expected}, got "
+                    f"{buffer.dtype} {tuple(buffer.shape)} strides {buffer.stride()}"
+                )
+
+
 def layer_rows(pool: PoolRows, rotary: Rotary | None, slots: torch.Tensor, position: int) -> list[torch.Tensor]:
     """Rows of every layer, float32 ``[n, width]``: keys, without their rotation where that is known, then values.
 

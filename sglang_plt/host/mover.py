@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -17,11 +19,13 @@ class RowMover:
 
     Args:
         rotary: how the model turns keys; None refuses to shift.
+        forward_stream: where forward passes run on a GPU; rows are copied behind the one in flight.
     """
 
-    def __init__(self, pool: PoolRows, rotary: Rotary | None):
+    def __init__(self, pool: PoolRows, rotary: Rotary | None, forward_stream: Any = None):
         self._pool = pool
         self._rotary = rotary
+        self._forward_stream = forward_stream
 
     def can_shift(self, position: int, num_rows: int, shift: int) -> bool:
         """Whether rows from ``position`` on can be moved by ``shift``."""
@@ -37,6 +41,8 @@ class RowMover:
             position: of the first row, the others follow.
             shift: to the position at the new place.
         """
+        if self._forward_stream is not None and self._pool.device.type == "cuda":
+            torch.cuda.current_stream(self._pool.device).wait_stream(self._forward_stream)
         table = self._table(position, len(source), shift) if shift else None
         for keys, values in zip(self._pool.keys, self._pool.values, strict=True):
             if table is not None:

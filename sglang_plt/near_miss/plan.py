@@ -71,14 +71,16 @@ class Span:
 
 
 def plan_spans(
-    donor: np.ndarray, tokens: np.ndarray, matched: int, page_size: int, limits: Limits
+    donor: np.ndarray, tokens: np.ndarray, matched: int, page_size: int, limits: Limits, end: int | None = None
 ) -> list[Span] | Refusal:
     """What of ``tokens`` (integers [n]) may be reused from ``donor`` (integers [m]), in ascending order.
 
     Args:
         matched: tokens of the prompt whose own rows exist already.
         page_size: spans begin and end at whole pages.
+        end: tokens from here on are computed, as the last ``limits.tail`` always are.
     """
+    end = min(len(tokens) - limits.tail, len(tokens) if end is None else end)
     prefix = _common_prefix(donor, tokens)
     if prefix < _FIRST_TOKENS:
         return Refusal.FIRST_TOKENS
@@ -91,7 +93,7 @@ def plan_spans(
     for run, (a, b, c, d) in zip(runs[1:], hunks, strict=False):
         differing += max(b - a, d - c)
         start = _whole(max(run.target + limits.recompute, matched + 1) + page_size - 1, page_size)
-        stop = _whole(min(run.target + run.length, len(tokens) - limits.tail), page_size)
+        stop = _whole(min(run.target + run.length, end), page_size)
         if stop - start < limits.min_span:
             continue
         close += stop - start

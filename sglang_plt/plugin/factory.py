@@ -113,11 +113,13 @@ def _add_near_miss(cache: PLTRadixCache, context: TreeCacheBuildContext, config:
         raise ConfigError(f"{option}: {error}; switch it off") from error
     if not rows.layout.v_head_dim:
         raise ConfigError(f"{option} does not serve latent (MLA) rows yet; switch it off")
-    rotary = find_rotary(context.tp_worker.model_runner.model, rows.layout.head_dim, rows.layout.dtype)
+    runner = context.tp_worker.model_runner
+    rotary = find_rotary(runner.model, rows.layout.head_dim, rows.layout.dtype)
     if rotary is None:
         raise ConfigError(f"{option}: the rotary embedding of this model is not understood; switch it off")
+    mover = RowMover(rows, rotary, getattr(runner, "forward_stream", None))
     limits = Limits(recompute=config.near_miss_recompute, max_difference=config.near_miss_max_difference)
-    cache.set_grafts(Grafts(cache, RowMover(rows, rotary), config.near_miss, config.near_miss_override, limits))
+    cache.set_grafts(Grafts(cache, mover, config.near_miss, config.near_miss_override, limits))
     near_miss.install()
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_plt.cache.grafts import STATE, Grafts
+from sglang_plt.cache.grafts import Grafts
+from sglang_plt.cache.near_request import STATE
 from sglang_plt.near_miss import Refusal
 from sglang_plt.plugin.seams import seam_error
 

@@ -5,7 +5,8 @@ from array import array
 import pytest
 import torch
 
-from sglang_plt.cache.grafts import STATE, Grafts
+from sglang_plt.cache.grafts import Grafts
+from sglang_plt.cache.near_request import STATE
 from sglang_plt.config import PLTConfig
 from sglang_plt.keys import is_near_miss, make_namespace
 from sglang_plt.near_miss import Limits
