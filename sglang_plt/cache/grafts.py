@@ -30,7 +30,7 @@ from sglang_plt.cache.near_request import (
 from sglang_plt.cache.near_stats import NearMissStats
 from sglang_plt.cache.near_tree import NearTree
 from sglang_plt.keys import Key, Namespace, make_namespace, near_miss_namespace
-from sglang_plt.near_miss import Donors, Limits, Refusal, plan_spans
+from sglang_plt.near_miss import Donors, Limits, Refusal, Span, plan_spans
 from sglang_plt.node import Node
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PASSES = 8  # that a request waits for another one's chunks
-_DEVIATION = 0.02
+_SAMPLES, _SAMPLE = 4, 64  # of a span, and tokens of each
 
 
 class Grafts:
@@ -212,29 +212,43 @@ class Grafts:
         self._cache.decisions.record("graft", start=start, stop=span.stop, donor=donor)
 
     def _report(self, req: Any, state: NearRequest, namespace: Namespace | None) -> None:
-        """How far the rows that would have been reused are from the computed ones."""
-        assert state.tokens is not None
-        row = self._cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        """How far the rows that would have been reused are from the computed ones, by samples of each span."""
         for span in state.spans:
-            room = self._cache.token_to_kv_pool_allocator.available_size() >= len(span)
-            slots = Refusal.NO_ROOM
-            if room:
-                slots = self._rows.take(namespace, state.tokens, span.donor, len(span), span.start)
-            if isinstance(slots, Refusal):
-                self.stats.refusals[slots.value] += 1
+            found = [self._deviation(req, state, namespace, span, at) for at in self._samples(len(span))]
+            measured = [value for value in found if value is not None]
+            if not measured:
+                self.stats.refusals[Refusal.NO_ROOM.value] += 1
                 continue
-            measured = self._mover.deviation(slots, row[span.start : span.stop].long())
-            self._cache._free(slots)
-            predicted = _DEVIATION * span.differing / span.stop
-            self.stats.report(measured)
+            mean = sum(measured) / len(measured)
+            self.stats.report(mean)
             logger.info(
                 "PLT cache: near-miss: tokens %d to %d could be reused; predicted deviation %.2g, measured %.2g",
                 span.start,
                 span.stop,
-                predicted,
-                measured,
+                span.predicted_deviation,
+                mean,
             )
         state.spans = []
+
+    def _samples(self, length: int) -> list[int]:
+        """Where samples of so many tokens begin, evenly."""
+        free = max(0, length - max(_SAMPLE, self._cache.page_size))
+        return sorted({number * free // (_SAMPLES - 1) for number in range(_SAMPLES)})
+
+    def _deviation(
+        self, req: Any, state: NearRequest, namespace: Namespace | None, span: Span, at: int
+    ) -> float | None:
+        """Of one sample, ``at`` tokens into ``span``."""
+        assert state.tokens is not None
+        count = min(max(_SAMPLE, self._cache.page_size), len(span))
+        slots = self._rows.take(namespace, state.tokens, span.donor + at, count, span.start + at)
+        if isinstance(slots, Refusal):
+            return None
+        row = self._cache.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        computed = row[span.start + at : span.start + at + count].long()
+        deviation = self._mover.deviation(slots, computed)
+        self._cache._free(slots)
+        return deviation
 
     # -- when it ends ---------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_plt.quality.pairs import CONTINUATION, NAMES, PROMPT, near_pairs
     from sglang_plt.quality.profiles import load_profiles
     from sglang_plt.quality.texts import SOURCES
+    from sglang_plt.quality.unrelated import measure_unrelated
     from sglang_plt.results import write_rows
 
     for name in args.pairs:
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             _say(f"{sample.pair}, {sample.codec}: {sample.bits:.4f} bits a value, {sample.bits_alone:.3f} alone")
 
         samples = measure(model, pairs, profiles, args.reference_step, args.step, on_sample)
+        unrelated = measure_unrelated(model, profiles) if "all" in args.pairs else []
     except (QualityError, DemoModelError, ValueError) as error:
         raise UserError(str(error)) from error
     print(
@@ -84,9 +86,12 @@ def run(args: argparse.Namespace) -> int:
         f"teacher-forced; steps of the profile: {args.reference_step:g} for the first, {args.step:g} for the second"
     )
     print(table(sorted(samples, key=lambda sample: codecs.index(sample.codec))))
+    for row in unrelated:
+        interval = f" [{row.lo:.3f}, {row.hi:.3f}]" if row.lo is not None else ""
+        print(f"{row.arm}: {row.metric} {row.value:.4f}{interval}")
     if args.json is not None:
         try:
-            write_rows(args.json, rows_of(samples))
+            write_rows(args.json, [*rows_of(samples), *unrelated])
         except OSError as error:
             raise UserError(f"--json={args.json} cannot be written: {error.strerror}") from error
         _say(f"wrote {args.json}")

@@ -26,3 +26,14 @@ def activate() -> str | None:
     if torch.accelerator.is_available():
         return None
     return _PLATFORM_CLASS
+
+
+def install_attention() -> None:
+    """Entry point of the group ``sglang.srt.plugins``: on this platform, whatever the cache,
+    attention is computed for new tokens only.
+    """
+    if activate() is None:
+        return
+    from sglang_plt.platform import attention
+
+    attention.install()

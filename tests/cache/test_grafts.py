@@ -4,6 +4,16 @@ from array import array
 
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sglang_plt.cache.grafts import Grafts
 from sglang_plt.cache.near_request import STATE
@@ -242,3 +252,69 @@ def test_reused_rows_are_no_donor():
 
 def test_config_is_unused_without_grafts():
     assert Harness("plt", slots=64, config=PLTConfig(restore_threshold=1)).cache.grafts is None
+
+
+class Traffic(RuleBasedStateMachine):
+    """Prompts near one another, in every mode, with eviction in between: the exact part of the trie stays exact."""
+
+    @initialize(page_size=st.sampled_from([1, 4]), cold=st.booleans(), slots=st.sampled_from([400, 2048]))
+    def start(self, page_size: int, cold: bool, slots: int) -> None:
+        kind = "plt" if cold else "plt-hot"
+        self.harness = NearHarness("off", kind, override=True, page_size=page_size, slots=slots)
+
+    @precondition(lambda self: len(self.harness.running) < 2)
+    @rule(
+        edits=st.lists(st.tuples(st.integers(0, 150), st.sampled_from(["swap", "drop", "add"])), max_size=3),
+        mode=st.sampled_from(["off", "report", "on", "on", "on"]),
+        salt=st.sampled_from([None, None, "a"]),
+        length=st.integers(100, 160),
+    )
+    def serve(self, edits: list[tuple[int, str]], mode: str, salt: str | None, length: int) -> None:
+        tokens = list(range(500, 500 + length))
+        for at, what in edits:
+            at = min(at, len(tokens) - 1)
+            tokens[at : at + (what != "add")] = [] if what == "drop" else [7 + at % 5]
+        request = Request("r", array("q", tokens), cache_salt=salt)
+        request.sampling_params = type("Params", (), {"custom_params": {STATE: mode}})()
+        need = len(tokens) * 2 + 16
+        if self.harness.allocator.available_size() + self.harness.cache.evictable_size() < need:
+            return
+        self.harness.admit(request)
+        if mode != "on":
+            Harness.check_rows(self.harness, request)
+
+    @precondition(lambda self: self.harness.running)
+    @rule(checkpoint=st.booleans())
+    def end(self, checkpoint: bool) -> None:
+        request = self.harness.running[0]
+        if checkpoint:
+            self.harness.decode(request, 3)
+        self.harness.release(request, checkpoint=checkpoint)
+
+    @rule(tokens=st.integers(1, 300))
+    def evict(self, tokens: int) -> None:
+        self.harness.evict(tokens)
+
+    @precondition(lambda self: not self.harness.running)
+    @rule()
+    def flush(self) -> None:
+        self.harness.flush()
+
+    @invariant()
+    def exact_is_exact(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.check()
+        keys = self.harness.pool.get_key_buffer(0)
+        for node in self.harness.cache.trie.nodes():
+            if node.hot and not is_near_miss(node.key.namespace):
+                path, walk = array("q"), node
+                while walk.parent is not None:
+                    path = walk.key.tokens + path
+                    walk = walk.parent
+                expected = row_values(path, node.key.namespace or (None, None))[node.start :]
+                assert torch.equal(keys[node.slots].flatten(), expected), node
+
+
+def test_any_traffic():
+    run_state_machine_as_test(Traffic, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
