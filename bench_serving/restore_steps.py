@@ -35,7 +35,7 @@ _FINGERPRINT = 2
 
 
 class BlockCodec:
-    """:class:`sglang_plt.cache.cold_tier.RowCodec` over a pool of this process."""
+    """:class:`sglang_plt.cache.row_codec.RowCodec` over a pool of this process."""
 
     def __init__(self, name: str, pool: MHATokenToKVPool, sequences: Sequences):
         self._codec = make_codec(name, pool_rows(pool), None if name == "raw" else sequences.rotary)

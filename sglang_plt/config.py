@@ -65,6 +65,7 @@ class PLTConfig:
         near_miss_override: whether a request may ask for more than ``near_miss``; for less it always may.
         near_miss_recompute: tokens computed behind every difference.
         near_miss_max_difference: largest share of differing tokens in front of and within what is reused.
+        layerwise_restore: whether a restore goes on while the forward pass runs, layer by layer; on a GPU only.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
 
@@ -83,6 +84,7 @@ class PLTConfig:
     near_miss_override: bool = False
     near_miss_recompute: int = 16
     near_miss_max_difference: float = 0.02
+    layerwise_restore: bool = False
     decision_log: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,6 +125,13 @@ class PLTConfig:
         share = self.near_miss_max_difference
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 0.5:
             raise ConfigError(f"--plt-near-miss-max-difference={share!r} must be a share above 0, at most 0.5")
+        if not isinstance(self.layerwise_restore, bool):
+            raise ConfigError(f"--plt-layerwise-restore={self.layerwise_restore!r} must be on or off")
+        if self.layerwise_restore and self.may_near_miss:
+            raise ConfigError(
+                "--plt-layerwise-restore=on cannot be combined with near-miss reuse, which reads rows before they are "
+                "restored; switch one of them off"
+            )
         if self.decision_log is not None and not isinstance(self.decision_log, str):
             raise ConfigError(f"--plt-decision-log={self.decision_log!r} must be a path")
 

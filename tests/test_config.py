@@ -140,6 +140,12 @@ def test_defaults_give_way_to_options(tmp_path: Path):
         ("write_ahead", 1.5, "must be a whole number"),
         ("replay_tokens", -1, "must be at least 0"),
         ("replay_tokens", "many", "must be a whole number"),
+        ("layerwise_restore", "maybe", "must be on or off"),
+        ("near_miss", "maybe", "choose one of off, report, on"),
+        ("near_miss_override", "perhaps", "must be on or off"),
+        ("near_miss_recompute", -1, "must be at least 0"),
+        ("near_miss_max_difference", 0.9, "must be a share above 0, at most 0.5"),
+        ("near_miss_max_difference", "some", "must be a share above 0, at most 0.5"),
         ("decision_log", 1, "must be a path"),
     ],
 )
@@ -149,6 +155,12 @@ def test_wrong_value_names_option_value_and_remedy(field: str, value: Any, remed
     message = str(caught.value)
     assert message.startswith(f"--plt-{field.replace('_', '-')}={value!r} ")
     assert remedy in message
+
+
+@pytest.mark.parametrize("near_miss", [{"near_miss": "report"}, {"near_miss_override": True}])
+def test_layerwise_restore_goes_without_near_miss_reuse(near_miss: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"--plt-layerwise-restore=on cannot be combined with near-miss.*switch one"):
+        PLTConfig(layerwise_restore=True, **near_miss)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_plt.blocks import Block, BlockReference, BlockState, View
 from sglang_plt.cache.block_room import BlockRoom
+from sglang_plt.cache.layer_restores import LayerRestores
 from sglang_plt.cache.near import NearBlocks
+from sglang_plt.cache.row_codec import RowCodec
 from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.codec.workers import Run, in_turn
@@ -26,39 +28,6 @@ logger = logging.getLogger(__name__)
 _PLENTY = 1 / 8
 
 
-class RowCodec(Protocol):
-    """What the tier asks of a codec over one KV pool."""
-
-    lossless: bool
-
-    @property
-    def fixed_size(self) -> bool:
-        """True when :meth:`num_bytes` is exact."""
-
-    def num_bytes(self, num_rows: int, position: int) -> int:
-        """Most bytes of the block, from integers alone."""
-
-    @property
-    def takes_references(self) -> bool:
-        """True when rows can be coded as differences from those of other blocks."""
-
-    def encode(self, slots: Any, position: int, teaches: bool = False, references: Any = ()) -> Any:
-        """Encode the rows of ``slots``; ``position`` is the sequence position of the first.
-
-        ``teaches``: what is learned from rows may learn from these. ``references``: encoded blocks, each with its
-        stretches, see :class:`sglang_plt.blocks.BlockReference`; only where :attr:`takes_references`.
-        """
-
-    def advance(self, agree_min: Callable[[int], int]) -> bool:
-        """Change to what was learned meanwhile, on all ranks at once; called at the same steps on every rank."""
-
-    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> None:
-        """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes.
-
-        ``references``: the blocks that it was encoded with.
-        """
-
-
 class ColdTier:
     """Keeps what eviction takes from the device.
 
@@ -69,6 +38,9 @@ class ColdTier:
         agree_max: the largest of each of some integers over all ranks.
         log: receives ``(event, **fields)`` of every decision.
         run: runs calls, in any order and on any threads; returns what each raised.
+
+    Attributes:
+        layers: restores layer by layer, beside the forward pass; None restores all layers at once.
     """
 
     def __init__(
@@ -89,6 +61,7 @@ class ColdTier:
         self.codec = codec if budget_bytes > 0 else None
         self.config = config
         self.stats = stats
+        self.layers: LayerRestores | None = None
         self.near = NearBlocks(stats)
         self.store = BlockStore(budget_bytes, self.near.forget)
         self.writer = BlockWriter(self._encode, self._encode_failed, background)
@@ -104,6 +77,8 @@ class ColdTier:
 
         Every row has been read when this returns, so the slots may be freed at once.
         """
+        if self.layers is not None:
+            self.layers.settle(node)
         if not node.views and not (node.lossy or self.codec is None):
             self.stats.store_full += not self._room.reserve(node, last_resort=True)
         if node.views:
@@ -180,6 +155,8 @@ class ColdTier:
         started = time.perf_counter()
         failed = self._agree_min(self._decode(nodes, slots))
         if failed < len(nodes):
+            if self.layers is not None:
+                self.layers.abandon()
             self.stats.restore_failures += 1
             self._log("restore_failed", node=nodes[failed].id)
             for view in nodes[failed].views:
@@ -193,6 +170,8 @@ class ColdTier:
         for node in nodes:
             self.trie.set_hot(node, slots[offset : offset + len(node)], lossy=not self.codec.lossless)
             offset += len(node)
+        if self.layers is not None:
+            self.layers.commit(nodes)
         self.stats.restores += 1
         self.stats.restored_tokens += offset
         self.stats.observe("decode", time.perf_counter() - started)
@@ -201,19 +180,21 @@ class ColdTier:
 
     def _decode(self, nodes: list[Node], slots: Any) -> int:
         """Index of the first node that cannot be decoded on this rank; their number when all can."""
+        assert self.codec is not None
+        decode, run = (self.codec.decode, self._run) if self.layers is None else (self.layers.decode, self.layers.run)
         calls, blocks, offset = [], [], 0
         for index, node in enumerate(nodes):
             position = node.start
             for view in node.views:
                 target = slots[offset : offset + len(view)]
                 self.writer.finish(view.block)
-                calls.append(partial(self._decode_view, view, target, position - view.start))
+                calls.append(partial(_decode_view, decode, view, target, position - view.start))
                 blocks.append((index, view.block))
                 offset += len(view)
                 position += len(view)
                 self.stats.decoded_bytes += view.block.num_bytes * len(view) // view.block.num_rows
         failed = len(nodes)
-        for (index, block), error in zip(blocks, self._run(calls), strict=True):
+        for (index, block), error in zip(blocks, run(calls), strict=True):
             if error is not None:
                 failed = min(failed, index)
                 logger.warning(
@@ -227,30 +208,20 @@ class ColdTier:
                 )
         return failed
 
-    def _decode_view(self, view: View, slots: Any, position: int) -> None:
-        """Rebuild the rows of ``view``; ``position`` is that of row 0 of its block."""
-        assert self.codec is not None
-        block = view.block
-        if block.state is not BlockState.READY:
-            raise ValueError("the block was never encoded")
-        near = {}
-        if block.references:
-            near["references"] = [reference.block.data for reference in _ready(block)]
-        self.codec.decode(block.data, view.start, view.stop, slots, position, **near)
-
     def read(self, node: Node, start: int, stop: int, slots: Any) -> None:
         """Rebuild the rows of positions ``[start, stop)`` of a pinned cold node, as they were, into ``slots``.
 
         Raises:
             Exception: a block is damaged or was never encoded.
         """
+        assert self.codec is not None
         position, offset = node.start, 0
         for view in node.views:
             low, high = max(start, position), min(stop, position + len(view))
             if low < high:
                 self.writer.finish(view.block)
                 part = View(view.block, view.start + low - position, view.start + high - position)
-                self._decode_view(part, slots[offset : offset + len(part)], position - view.start)
+                _decode_view(self.codec.decode, part, slots[offset : offset + len(part)], position - view.start)
                 offset += len(part)
             position += len(view)
 
@@ -290,8 +261,21 @@ class ColdTier:
     def clear(self) -> None:
         """Forget all blocks; the caller clears the trie."""
         self.writer.cancel()
+        if self.layers is not None:
+            self.layers.cancel()
         self.near.clear()
         self.store = BlockStore(self.store.budget_bytes, self.near.forget)
+
+
+def _decode_view(decode: Callable[..., None], view: View, slots: Any, position: int) -> None:
+    """Rebuild the rows of ``view``; ``position`` is that of row 0 of its block."""
+    block = view.block
+    if block.state is not BlockState.READY:
+        raise ValueError("the block was never encoded")
+    near = {}
+    if block.references:
+        near["references"] = [reference.block.data for reference in _ready(block)]
+    decode(block.data, view.start, view.stop, slots, position, **near)
 
 
 def _ready(block: Block) -> list[BlockReference]:

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 
-from sglang_plt.cache.cold_tier import ColdTier, RowCodec
+from sglang_plt.cache.cold_tier import ColdTier
 from sglang_plt.cache.decision_log import DecisionLog
 from sglang_plt.cache.events import TrieEvents
 from sglang_plt.cache.grafts import Grafts
@@ -25,6 +25,7 @@ from sglang_plt.cache.load_back import LoadBack
 from sglang_plt.cache.metrics import CacheMetrics
 from sglang_plt.cache.model_bits import model_bits
 from sglang_plt.cache.policy import CachePolicy, TierRates
+from sglang_plt.cache.row_codec import RowCodec
 from sglang_plt.cache.stats import CacheStats
 from sglang_plt.cache.trie_cache import TrieCache
 from sglang_plt.clusters import Clusters

@@ -14,7 +14,8 @@ from sglang.version import __version__ as sglang_version
 from sglang_plt.calibration.learn import SelfCalibration
 from sglang_plt.codec import PROFILED, Codec, Profile, ProfileError, Reference, Stretch, make_codec
 from sglang_plt.codec.base import exact_rows
-from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, block_limit, decode_block, encode_block, fingerprint
+from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, begin_block, block_limit, encode_block, fingerprint
+from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.rows import layer_rows
 from sglang_plt.host.pool import pool_rows
 from sglang_plt.host.profiles import locate_profile, profile_info
@@ -31,7 +32,7 @@ FALLBACK = "int8"
 
 
 class PoolCodec:
-    """Implements :class:`sglang_plt.cache.cold_tier.RowCodec` for the pool of ``context``'s model.
+    """Implements :class:`sglang_plt.cache.row_codec.RowCodec` for the pool of ``context``'s model.
 
     A codec that needs a profile takes the one on disk; without it, blocks are stored as ``int8`` while one is learned
     from their rows (:class:`SelfCalibration`), then it takes over. Blocks say what they are, so old ones stay good.
@@ -78,6 +79,7 @@ class PoolCodec:
         )
         self.lossless = name == "raw"
         self.pool_bytes = layout.row_bytes * pool.size
+        self.num_layers = layout.num_layers
 
     def _first(
         self, context: TreeCacheBuildContext, where: str | None, predicts: bool, agree_min: Callable[[int], int]
@@ -185,14 +187,30 @@ class PoolCodec:
         position: int,
         references: Sequence[np.ndarray] = (),
     ) -> None:
-        """Rebuild rows of a block of any codec that was in use, given the blocks that it was encoded with."""
+        """Rebuild rows of a block; takes and raises what :meth:`begin` does."""
+        self.begin(data, start, stop, slots, position, references).write_all()
+
+    def begin(
+        self,
+        data: np.ndarray,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Sequence[np.ndarray] = (),
+    ) -> LayerWriter:
+        """Check a block of any codec that was in use, given the blocks that it was encoded with.
+
+        Raises:
+            BlockDamaged: it cannot be rebuilt; nothing was written.
+        """
         self._after_forward_pass()
         codec = self._current
         if len(data) >= HEADER_BYTES:
             header = BlockHeader.unpack(data)
             name = header.codec.rstrip(b"\0").decode("ascii", "replace")
             codec = self._codecs.get((name, header.profile), codec)
-        decode_block(codec, self._fingerprint, data, start, stop, slots, position, references)
+        return begin_block(codec, self._fingerprint, data, start, stop, slots, position, references)
 
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Take the learned profile into use once every rank has its own; every rank must call it at the same step."""

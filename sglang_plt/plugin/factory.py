@@ -40,7 +40,7 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     from sglang_plt.codec import Workers
     from sglang_plt.host.codec import PoolCodec
     from sglang_plt.host.ranks import make_agree_max, make_agree_min
-    from sglang_plt.plugin import tree_route
+    from sglang_plt.plugin import layerwise, tree_route
 
     tree_route.install()
     params = context.params
@@ -70,6 +70,8 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
         rates=rates,
         run=Workers.of_device(params.token_to_kv_pool_allocator.device),
     )
+    if config.layerwise_restore and codec is not None:
+        layerwise.add(cache.cold, codec, context)
     if config.may_near_miss:
         _add_near_miss(cache, context, config)
     logger.info(
@@ -118,6 +120,7 @@ def _add_near_miss(cache: PLTRadixCache, context: TreeCacheBuildContext, config:
     if rotary is None:
         raise ConfigError(f"{option}: the rotary embedding of this model is not understood; switch it off")
     mover = RowMover(rows, rotary, getattr(runner, "forward_stream", None))
+    mover.warm_up()
     limits = Limits(recompute=config.near_miss_recompute, max_difference=config.near_miss_max_difference)
     cache.set_grafts(Grafts(cache, mover, config.near_miss, config.near_miss_override, limits))
     near_miss.install()

@@ -145,6 +145,12 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "Largest share of differing tokens up to the end of what is reused (default "
         f"{default.near_miss_max_difference}).",
     )
+    add(
+        "layerwise-restore",
+        _switch,
+        "on|off",
+        "Restore while the forward pass runs; never tried on a GPU (default off).",
+    )
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
 
 

@@ -146,6 +146,17 @@ SEAMS = (
         parameters=("output_token_logprobs_val",),
     ),
     Seam("sglang.version.__version__"),
+    Seam(
+        "sglang.srt.managers.schedule_policy.PrefillAdder",
+        members=("add_one_req", "add_chunked_req", "budget_state"),
+    ),
+    Seam("sglang.srt.managers.schedule_policy.AddReqResult", members=("CONTINUE", "OTHER")),
+    Seam("sglang.srt.managers.scheduler.Scheduler", members=("get_prefill_adder_class",)),
+    Seam(f"{_MEM}.common.checkpoint_kv_cache", parameters=("req", "tree_cache")),
+    Seam(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer",
+        members=("get_cached_tokens_details",),
+    ),
 )
 
 

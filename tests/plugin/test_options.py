@@ -33,6 +33,11 @@ EVERY_OPTION = {
     "write_ahead": ("0", 0),
     "replay_tokens": ("9", 9),
     "delta_threshold": ("6.5", 6.5),
+    "layerwise_restore": ("on", True),
+    "near_miss": ("report", "report"),
+    "near_miss_override": ("on", True),
+    "near_miss_recompute": ("32", 32),
+    "near_miss_max_difference": ("0.01", 0.01),
     "decision_log": ("/tmp/decisions", "/tmp/decisions"),
 }
 """Option -> what is written on a command line, and what it means."""

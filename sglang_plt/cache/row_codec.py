@@ -1,0 +1,39 @@
+"""What a cold tier encodes and decodes rows with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class RowCodec(Protocol):
+    """What the tier asks of a codec over one KV pool."""
+
+    lossless: bool
+
+    @property
+    def fixed_size(self) -> bool:
+        """True when :meth:`num_bytes` is exact."""
+
+    def num_bytes(self, num_rows: int, position: int) -> int:
+        """Most bytes of the block, from integers alone."""
+
+    @property
+    def takes_references(self) -> bool:
+        """True when rows can be coded as differences from those of other blocks."""
+
+    def encode(self, slots: Any, position: int, teaches: bool = False, references: Any = ()) -> Any:
+        """Encode the rows of ``slots``; ``position`` is the sequence position of the first.
+
+        ``teaches``: what is learned from rows may learn from these. ``references``: encoded blocks, each with its
+        stretches, see :class:`sglang_plt.blocks.BlockReference`; only where :attr:`takes_references`.
+        """
+
+    def advance(self, agree_min: Callable[[int], int]) -> bool:
+        """Change to what was learned meanwhile, on all ranks at once; called at the same steps on every rank."""
+
+    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> None:
+        """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes.
+
+        ``references``: the blocks that it was encoded with.
+        """
