@@ -20,7 +20,9 @@ _TEXT = (
     "stand behind the shed and never in the yard, since the van needs the yard to turn. Chairs that are broken go to "
     "the cellar, where a man from the village mends them when there are five. The piano may be played between two and "
     "four, softly, and by one person at a time. In winter the small door stays shut, and the heating is turned down "
-    "at ten by whoever is still there. The cat belongs to nobody and is fed by all. "
+    "at ten by whoever is still there. The cat belongs to nobody and is fed by all. Ladders are lent for a day, saws "
+    "for an afternoon, and the big drill only to those who have shown that they can use it. Whoever finds a glove lays "
+    "it on the bench by the stove. "
 )
 _BETWEEN = (
     "What follows was copied by hand from a list that hung in the hall for many years, and nobody knows who wrote it. "

@@ -6,6 +6,7 @@ computed, and the first few behind each as well: their rows deviate most. What i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -40,6 +41,7 @@ class Limits:
     Attributes:
         recompute: tokens computed behind every hunk.
         max_difference: largest share of differing tokens among those up to the end of a span.
+        max_difference_before: and among those before its start; rows that attend to little else deviate most.
         min_tokens: least tokens to reuse in all.
         min_span: shortest span.
         max_spans: most spans; each ends with a forward pass of its own.
@@ -48,6 +50,7 @@ class Limits:
 
     recompute: int = 16
     max_difference: float = 0.02
+    max_difference_before: float = 0.05
     min_tokens: int = 256
     min_span: int = 64
     max_spans: int = 4
@@ -102,12 +105,12 @@ def plan_spans(
     spans, close, differing = [], 0, 0
     for run, (a, b, c, d) in zip(runs[1:], hunks, strict=False):
         differing += max(b - a, d - c)
-        start = _whole(max(run.target + limits.recompute, matched + 1) + page_size - 1, page_size)
+        first = max(run.target + limits.recompute, matched + 1)
+        alike = math.ceil(differing / limits.max_difference_before)
         stop = _whole(min(run.target + run.length, end), page_size)
-        if stop - start < limits.min_span:
-            continue
-        close += stop - start
-        if differing <= limits.max_difference * stop:
+        close += max(0, stop - first)
+        start = _whole(max(first, alike) + page_size - 1, page_size)
+        if stop - start >= limits.min_span and differing <= limits.max_difference * stop:
             spans.append(Span(start, stop, run.reference + start - run.target, differing))
     longest = sorted(spans, key=len, reverse=True)[: limits.max_spans]
     if sum(map(len, longest)) < limits.min_tokens:

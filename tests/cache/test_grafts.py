@@ -22,7 +22,7 @@ from sglang_plt.keys import is_near_miss, make_namespace
 from sglang_plt.near_miss import Limits
 from tests.cache.harness import Harness, Request, row_values
 
-LIMITS = Limits(recompute=2, max_difference=0.2, min_tokens=24, min_span=8, tail=2)
+LIMITS = Limits(recompute=2, max_difference=0.2, max_difference_before=0.5, min_tokens=24, min_span=8, tail=2)
 DONOR = array("q", range(100, 300))
 NEAR = array("q", [*DONOR[:10], 7, 8, *DONOR[11:190], 9, 9, 9])
 

@@ -90,6 +90,7 @@ def test_spans_hold_equal_tokens_and_nothing_that_differs(data):
     spans = plan_spans(TEXT, prompt, matched, page, LIMITS)
     if isinstance(spans, Refusal):
         return
+    assert all(span.differing <= LIMITS.max_difference_before * span.start for span in spans)
     end = matched
     for span in spans:
         assert end < span.start < span.stop <= len(prompt) - LIMITS.tail

@@ -29,7 +29,7 @@ def test_learns_a_profile_while_serving(tmp_path: Path, codec: str, qk_norm: boo
         found = re.search(rf"codec=int8/1 \(keys without RoPE; {codec} after (\d+) tokens\)", server.log_text())
         wanted = int(found[1])
         host_hits = {False: 0, True: 0}
-        for _ in range(6 + wanted // 1600):
+        for _ in range(40 + wanted // 1600):  # a fit takes longer on a busy machine
             learned = "learned a profile" in server.log_text()
             users = [[rng.randrange(1000, 40000) for _ in range(200)] for _ in range(8)]
             for history in users + users:
