@@ -16,7 +16,7 @@ import numpy as np
 from sglang_plt.similar import Run, align
 
 _FIRST_TOKENS = 4  # all others attend to these; where they differ everything does
-_DEVIATION = 0.05
+_DEVIATION = 0.18
 _SHARED = 8  # tokens of two hunks that make one the moved other
 
 
