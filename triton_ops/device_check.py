@@ -1,8 +1,8 @@
 """On a machine with one NVIDIA GPU, PyTorch and Triton: kernels against their specification, then bandwidth.
 
-``python -m triton_ops.device_check --json FILE [--seconds 420]`` goes on where FILE says an earlier run stopped.
-Without a GPU every number stays empty and the report says so. Bandwidth is bytes of encoded rows and pool rows, each
-once, over time; ``copy`` is a torch copy of as many bytes, half read and half written.
+``python -m triton_ops.device_check --json FILE [--seconds 420]`` goes on where FILE says an earlier run stopped, and
+writes the same as a table beside it, FILE with ``.md`` for its suffix. Without a GPU every number stays empty and both
+say so. Block sizes are tuned on the way; see :mod:`triton_ops.tuning`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,16 @@ from typing import Any
 import torch
 
 from triton_ops import rope
+from triton_ops.device_kernels import kernel_checks, unit_speed
+from triton_ops.device_speed import GEOMETRY, TOKENS, bandwidth, pool, restore_ms, seconds, tuned
+from triton_ops.device_table import NO_GPU, table
 from triton_ops.int_groups import reference
 from triton_ops.int_groups.blocks import Block, sections
 from triton_ops.int_groups.kernel import decode
 from triton_ops.int_groups.kernel_encode import encode
-from triton_ops.paged import PagedPool
 from triton_ops.paged.reference import to_float, to_pool
 from triton_ops.report.cases import SHAPES, VARIANTS, Shape
 from triton_ops.report.cases import rotation as small_rotation
-
-GEOMETRY = {"llama-3.1-8b": (32, 8, 128), "llama-3.1-70b-tp8": (80, 1, 128)}
-TOKENS = (8192, 32768, 131072)
-BLOCK_ROWS = 256
-
-
-def pool(shape: Shape, dim: int, slots: int, device: torch.device) -> PagedPool:
-    pages = slots // shape.page
-    form = (pages, shape.page, shape.heads, dim) if shape.layout == "nhd" else (pages, shape.heads, shape.page, dim)
-    rows = [torch.randn(form, device=device).to(shape.dtype) for _ in range(shape.layers)]
-    return PagedPool.nhd(rows) if shape.layout == "nhd" else PagedPool.hnd(rows)
 
 
 def check(shape: Shape, bits: int, device: torch.device) -> bool:
@@ -80,44 +71,6 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def seconds(call: Callable[[], object], repeats: int = 10) -> float:
-    """Median time of a call on the GPU, after two that do not count."""
-    for _ in range(2):
-        call()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return sorted(times)[len(times) // 2]
-
-
-def bandwidth(name: str, tokens: int, bits: int, device: torch.device) -> dict[str, float]:
-    """GB/s of encode and decode of ``tokens`` in scattered slots, and of a copy."""
-    layers, heads, dim = GEOMETRY[name]
-    group = min(layers, max(1, 2**33 // (tokens * heads * dim * 4)))  # layers at a time: 8 GB of pool
-    shape = Shape(heads, dim, dim, dim, layers=group)
-    keys, values = pool(shape, dim, tokens, device), pool(shape, dim, tokens, device)
-    angles = torch.outer(torch.arange(tokens, device=device), 5e5 ** (-torch.arange(0, dim, 2, device=device) / dim))
-    turn = rope.Rotation(torch.cat((angles.cos(), angles.sin()), 1).float())
-    size = group * sections(keys, values, bits, BLOCK_ROWS, 0)[6]
-    blocks = [Block(i * size, BLOCK_ROWS, 0, 0, BLOCK_ROWS, i * BLOCK_ROWS) for i in range(tokens // BLOCK_ROWS)]
-    payload = torch.zeros(len(blocks) * size, dtype=torch.uint8, device=device)
-    slots = torch.randperm(tokens, device=device)
-    moved = len(payload) + 2 * group * keys.views[0].nbytes
-    source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    found = {
-        "encode": seconds(lambda: encode(payload, blocks, keys, values, slots, bits, turn)),
-        "decode": seconds(lambda: decode(payload, blocks, keys, values, slots, bits, turn)),
-        "copy": seconds(lambda: target.copy_(source)),
-    }
-    return {what: moved / time_s / 1e9 for what, time_s in found.items()}
-
-
 def attention(device: torch.device) -> bool | None:
     """FlashInfer's paged decode over restored rows against torch's; None where it cannot be imported."""
     try:
@@ -147,12 +100,23 @@ def steps(device: torch.device) -> dict[str, Callable[[], Any]]:
     for name, shape in {**SHAPES, **VARIANTS}.items():
         for bits in (4, 8):
             found[f"check/{name}-int{bits}"] = partial(check, shape, bits, device)
+    found |= kernel_checks(device)
+    for name in GEOMETRY:
+        for bits in (8, 4):
+            found[f"tuned/{name}-int{bits}"] = partial(tuned, name, bits, device)
+            found[f"restore_ms/{name}-int{bits}-{TOKENS[0]}"] = partial(restore_ms, name, bits, device)
+    found["unit/llama-3.1-8b"] = partial(unit_speed, seconds, device)
     for tokens in TOKENS:
         for name in GEOMETRY:
             for bits in (8, 4):
                 found[f"GB_per_s/{name}-int{bits}-{tokens}"] = partial(bandwidth, name, tokens, bits, device)
     found["flashinfer/attention"] = partial(attention, device)
     return found
+
+
+def write(results: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    file.with_suffix(".md").write_text(table(results), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     begin, available = time.monotonic(), torch.cuda.is_available()
     results: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
-    results["device"] = torch.cuda.get_device_name() if available else "no GPU: nothing was run"
+    results["device"] = torch.cuda.get_device_name() if available else NO_GPU
     for name, step in steps(torch.device("cuda")).items():
         results.setdefault(name, None)
         if available and results[name] is None and time.monotonic() - begin < options.seconds:
@@ -170,9 +134,9 @@ def main(arguments: list[str] | None = None) -> int:
                 results[name] = step()
             except Exception as error:  # the other steps still tell something
                 results[name] = f"{type(error).__name__}: {error}"
-            options.json.write_text(json.dumps(results, indent=2) + "\n")
+            write(results, options.json)
         print(f"{name:45} {results[name]}", flush=True)
-    options.json.write_text(json.dumps(results, indent=2) + "\n")
+    write(results, options.json)
     print(results["device"])
     return int(any(result is False or isinstance(result, str) for name, result in results.items() if name != "device"))
 

@@ -24,16 +24,19 @@ def block(rows: int, widths: list[int], outliers: int) -> Bands:
 @pytest.mark.parametrize(("rows", "start", "stop"), [(1, 0, 1), (70, 0, 70), (70, 3, 69), (256, 64, 64), (5, 4, 5)])
 def test_every_width_decodes_to_the_bits_of_the_reference(rows, start, stop, device):
     bands = block(rows, list(range(13)), 9)
-    got = kernel.to_components(bands, start, stop, device)
+    got = torch.full((stop - start, 16 * 13), float("nan"), device=device)
+    assert kernel.to_components(kernel.upload(bands, device), start, stop, got) is got
     assert torch.equal(got.cpu(), to_components(bands, start, stop))
 
 
 @pytest.mark.parametrize("widths", [[], [0, 0], [12]])
 def test_bands_without_codes_or_outliers(widths, device):
     bands = block(3, widths, 0)
-    assert torch.equal(kernel.to_components(bands, 0, 3, device).cpu(), to_components(bands, 0, 3))
+    assert torch.equal(kernel.to_components(kernel.upload(bands, device), 0, 3).cpu(), to_components(bands, 0, 3))
 
 
 def test_refuses_rows_outside_the_block(device):
     with pytest.raises(ValueError, match=r"0 <= start <= stop <= 3 rows, got 1\.\.4"):
-        kernel.to_components(block(3, [1], 0), 1, 4, device)
+        kernel.to_components(kernel.upload(block(3, [1], 0), device), 1, 4)
+    with pytest.raises(ValueError, match=r"out must be contiguous float32 \(2, 16\), got torch\.float32 \(2, 17\)"):
+        kernel.to_components(kernel.upload(block(3, [1], 0), device), 1, 3, torch.zeros(2, 17, device=device))

@@ -21,6 +21,7 @@ SHAPES = {
     "glm_int4": Case(dim=128, v_dim=128, rotary=64, is_neox=False, bits=4, layers=1),
     "glm_int8": Case(dim=128, v_dim=128, rotary=64, is_neox=False, layers=1),
     "partial_neox": Case(dim=80, v_dim=80, rotary=32, bits=4),
+    "partial_across_halves": Case(rotary=48, bits=4, layers=1),
     "gptj": Case(rotary=64, is_neox=False, bits=4, layers=1),
     "wide_values": Case(dim=64, v_dim=128, bits=4),
     "keys_stay_rotated": Case(rotary=0, bits=4),

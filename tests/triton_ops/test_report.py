@@ -16,6 +16,7 @@ RECORD = {
     "config": "shape",
     "read": 30.0,
     "written": 20.0,
+    "operands": 0.0,
     "minimum": 40.0,
     "flops": 100.0,
     "dot_flops": 0.0,
@@ -58,11 +59,16 @@ def test_committed_report_spills_nowhere_and_covers_every_target():
         targets[kernel].add(target)
     assert all(found == {"sm_80", "sm_90", "sm_100"} for found in targets.values())
     assert {kernel.split("/")[0] for kernel in targets} == {
+        "add_rows",
         "copy_exact",
         "decode_keys",
+        "decode_rotated",
         "decode_values",
         "encode_keys",
         "encode_values",
+        "outliers",
+        "synthesise",
+        "unpack",
     }
 
 

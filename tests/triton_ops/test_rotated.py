@@ -45,14 +45,14 @@ def test_bytes_are_pinned(bits, codes):
 
 def test_a_power_of_two_is_turned_by_hand():
     # signs of draws 0 .. 3 for a piece of four, then sums and differences over 1 and 2, then a half
-    signs = reference._signs(4)
+    signs = reference.signs_of(4)
     a, b, c, d = (value * sign for value, sign in zip((1.0, 2.0, 3.0, 5.0), signs, strict=True))
     expected = torch.tensor([a + b + c + d, a - b + c - d, a + b - c - d, a - b - c + d]) / 2
     assert torch.equal(reference.rotate(torch.tensor([1.0, 2.0, 3.0, 5.0])), expected)
 
 
 def test_signs_are_pinned():
-    draws = "".join("-" if sign < 0 else "+" for sign in reference._signs(32))
+    draws = "".join("-" if sign < 0 else "+" for sign in reference.signs_of(32))
     assert draws == "-++++--++++-+--++-+++++++-++-+-+"
 
 

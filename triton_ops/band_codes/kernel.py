@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -15,22 +17,21 @@ _ROWS, _OUTLIERS = 64, 256
 
 @triton.jit
 def unpack_kernel(
-    packed_ptr, begins_ptr, widths_ptr, scales_ptr, out_ptr, start, num_rows, num_bands, ROWS: tl.constexpr
+    words_ptr, begins_ptr, widths_ptr, scales_ptr, out_ptr, start, num_rows, num_bands, ROWS: tl.constexpr
 ):
-    """Components of one band, ``ROWS`` rows. A code of at most 12 bits lies within three bytes."""
+    """Components of one band, ``ROWS`` rows: as many 16-bit words as a code has bits, each read once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (row < num_rows)[:, None]
     band = tl.program_id(1)
     width = tl.load(widths_ptr + band).to(tl.int32)
     component = tl.arange(0, _BAND)
+    at = words_ptr + tl.load(begins_ptr + band) + (row + start)[:, None] * width + component[None, :]
+    words = tl.load(at, mask=here & (component < width)[None, :], other=0).to(tl.int32) & 0xFFFF
     bit = component * width
-    byte = (bit >> 3)[None, :]
-    at = packed_ptr + tl.load(begins_ptr + band) + (row + start)[:, None] * (2 * width) + byte
-    code = tl.load(at, mask=here & (byte < 2 * width), other=0).to(tl.int32)
-    code |= tl.load(at + 1, mask=here & (byte + 1 < 2 * width), other=0).to(tl.int32) << 8
-    code |= tl.load(at + 2, mask=here & (byte + 2 < 2 * width), other=0).to(tl.int32) << 16
+    first = tl.broadcast_to((bit >> 4)[None, :], (ROWS, _BAND))
+    code = tl.gather(words, first, 1) | tl.gather(words, first + 1, 1) << 16
     largest = (1 << width) - 1
-    code = (code >> (bit & 7)[None, :]) & largest
+    code = (code >> (bit & 15)[None, :]) & largest
     value = (code.to(tl.float32) - largest.to(tl.float32) * 0.5) * tl.load(scales_ptr + band)
     value = tl.where(width > 0, value, 0.0)
     tl.store(out_ptr + (row * num_bands + band)[:, None] * _BAND + component[None, :], value, mask=here)
@@ -51,32 +52,65 @@ def outliers_kernel(
     tl.store(to, value, mask=there & (row >= 0) & (row < num_rows))
 
 
-def to_components(bands: Bands, start: int, stop: int, device: torch.device) -> torch.Tensor:
-    """Rows ``start .. stop`` of a block, float32 ``[stop - start, 16 * bands]`` on ``device``.
+@dataclass(frozen=True)
+class DeviceBands:
+    """:class:`Bands` on a device.
+
+    Attributes:
+        rows: number of rows.
+        packed: int16 ``[words]``.
+        begins, widths: int64 and uint8 ``[bands]``, the first word of a band and the bits of its codes.
+        scales: float32 ``[bands]``.
+        where, values: int64 and float16 ``[outliers]``.
+    """
+
+    rows: int
+    packed: torch.Tensor
+    begins: torch.Tensor
+    widths: torch.Tensor
+    scales: torch.Tensor
+    where: torch.Tensor
+    values: torch.Tensor
+
+
+def upload(bands: Bands, device: torch.device) -> DeviceBands:
+    """Copy a unit's codes to ``device``."""
+    sizes: np.ndarray = bands.widths.astype(np.int64) * bands.rows
+    parts = (
+        *(np.array(bands.packed).view(np.int16), np.cumsum(sizes) - sizes, bands.widths, scale_of(bands.scales)),
+        *(bands.where, bands.values),
+    )
+    return DeviceBands(bands.rows, *(torch.from_numpy(np.array(part)).to(device) for part in parts))
+
+
+def to_components(bands: DeviceBands, start: int, stop: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Rows ``start .. stop`` of a block, float32 ``[stop - start, 16 * bands]``.
+
+    Args:
+        out: where to write them, contiguous; None for a new tensor.
 
     Raises:
-        ValueError: rows outside the block.
+        ValueError: rows outside the block, or an ``out`` that is not as above.
         RuntimeError: a CPU without Triton's interpreter.
     """
     if not 0 <= start <= stop <= bands.rows:
         raise ValueError(f"band_codes: need 0 <= start <= stop <= {bands.rows} rows, got {start}..{stop}")
+    number, num_rows, device = len(bands.widths), stop - start, bands.widths.device
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise RuntimeError("triton_ops: a CPU needs Triton's interpreter, TRITON_INTERPRET=1")
-    number, num_rows = len(bands.widths), stop - start
-    out = torch.empty(num_rows, number * BAND, device=device)
+    shape = (num_rows, number * BAND)
+    out = torch.empty(shape, device=device) if out is None else out
+    if out.shape != shape or out.dtype != torch.float32 or not out.is_contiguous():
+        raise ValueError(f"band_codes: out must be contiguous float32 {shape}, got {out.dtype} {tuple(out.shape)}")
     if not out.numel():
         return out
-    sizes: np.ndarray = bands.widths.astype(np.int64) * (bands.rows * BAND // 8)
-    packed, begins, widths, scales = (
-        torch.from_numpy(np.array(part)).to(device)
-        for part in (bands.packed, np.cumsum(sizes) - sizes, bands.widths, scale_of(bands.scales))
-    )
     unpack_kernel[-(-num_rows // _ROWS), number](
-        packed, begins, widths, scales, out, start, num_rows, number, ROWS=_ROWS, num_warps=4, enable_fp_fusion=False
-    )
+        bands.packed, bands.begins, bands.widths, bands.scales, out, start, num_rows, number,
+        ROWS=_ROWS, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
     if len(bands.where):
-        where, values = (torch.from_numpy(np.array(part)).to(device) for part in (bands.where, bands.values))
-        outliers_kernel[(-(-len(where) // _OUTLIERS),)](
-            where, values, out, len(where), bands.rows, start, num_rows, number, TILE=_OUTLIERS, num_warps=4
-        )
+        outliers_kernel[(-(-len(bands.where) // _OUTLIERS),)](
+            bands.where, bands.values, out, len(bands.where), bands.rows, start, num_rows, number,
+            TILE=_OUTLIERS, num_warps=4,
+        )  # fmt: skip
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KEY_ROWS = 64
 """A program of the key kernels takes one group, so that parameters are read or made once."""
@@ -27,8 +27,13 @@ class Tile:
     warps: int
 
 
-def key_tile(dim: int, rotary: int, is_neox: bool) -> Tile:
-    """For keys: 64 rows; 16 channels of each half a thread, or 8 where partners are read apart."""
+def key_tile(dim: int, rotary: int, is_neox: bool, row_bytes: int, num_layers: int) -> Tile:
+    """For keys: 64 rows; 16 channels of each half a thread, or 8 where partners are not in the other half.
+
+    Args:
+        row_bytes: codes and pool elements of a row in one layer; a program takes as many layers as make the rotation's
+            table, read once, at most a 25th of what it moves.
+    """
     half = dim // 2
     together = rotary == 0 or (is_neox and rotary == dim)
     channels = min(64 if together else 32, _power_at_least(half))
@@ -36,7 +41,8 @@ def key_tile(dim: int, rotary: int, is_neox: bool) -> Tile:
         channels //= 2
     if half % channels:
         channels = min(64, _power_at_least(half))
-    return Tile(KEY_ROWS, channels, -(-half // channels), 4, max(1, channels // 8))
+    programs = max(1, num_layers * row_bytes // (25 * 4 * rotary) if rotary else num_layers // 4)
+    return Tile(KEY_ROWS, channels, -(-half // channels), -(-num_layers // programs), max(1, channels // 8))
 
 
 def value_tile(dim: int) -> Tile:
@@ -44,6 +50,13 @@ def value_tile(dim: int) -> Tile:
     channels = _power_at_least(dim // 2)
     rows = max(1, min(64, 4096 // channels))
     return Tile(rows, channels, 1, 2, 8)
+
+
+def candidates(default: Tile, num_layers: int) -> list[Tile]:
+    """``default`` and its neighbours: other layers and warps."""
+    layers = dict.fromkeys((default.layers, max(1, default.layers // 2), min(num_layers, default.layers * 2)))
+    warps = dict.fromkeys((default.warps, max(1, default.warps // 2), min(8, default.warps * 2)))
+    return [replace(default, layers=a, warps=b) for a in layers for b in warps]
 
 
 def _power_at_least(number: int) -> int:

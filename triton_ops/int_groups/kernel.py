@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from triton_ops.int_groups.blocks import FIELDS, Block, check_slots, plan
-from triton_ops.int_groups.config import key_tile, value_tile
 from triton_ops.int_groups.kernel_exact import check_payload, copy_exact, rotation_of, shape_of
 from triton_ops.int_groups.reference import GROUP
+from triton_ops.int_groups.tiles import key_choice, value_choice
 from triton_ops.paged import PagedPool
 from triton_ops.paged.kernel import carried, launch_device, layer_pointer, slot_offset, to_pool
-from triton_ops.rope.kernel import partner, table_tile, turn
+from triton_ops.rope.kernel import exchange, exchange_distance, partner, table_tile, turn
 from triton_ops.rope.reference import Rotation
 
 _GROUP = tl.constexpr(GROUP)
@@ -57,7 +57,7 @@ def decode_keys_kernel(
     num_groups, num_layers, page_stride, place_stride, head_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, PAGE: tl.constexpr,
     POOL_ALIGN: tl.constexpr, ROTARY: tl.constexpr, NEOX: tl.constexpr, ALIGN: tl.constexpr,
-    TILE: tl.constexpr, LAYERS: tl.constexpr,
+    TILE: tl.constexpr, LAYERS: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """Keys of one group of one block: channels ``TILE`` and as many of the other half, ``LAYERS`` layers, all heads."""
     HALF: tl.constexpr = DIM // 2
@@ -88,7 +88,7 @@ def decode_keys_kernel(
         base = payload + layer * record
         row_ptr = payload_ptr + base + codes + (row[:, None] * HEADS + head) * (DIM * BITS // 8)
         params_ptr = halves_ptr + (base + params) // 2 + group * (2 * HEADS * DIM) + head * DIM
-        if SHARED and BITS == 4:
+        if BITS == 4 and (SHARED or DISTANCE > 0):
             byte = tl.load(row_ptr + low[None, :], mask=mask, other=0)
             low_low = tl.load(params_ptr + low, mask=live, other=0.0).to(tl.float32)[None, :]
             low_scale = tl.load(params_ptr + HEADS * DIM + low, mask=live, other=0.0).to(tl.float32)[None, :]
@@ -104,6 +104,9 @@ def decode_keys_kernel(
                 turned = turn(x, y, cos, sin, low, DIM, ROTARY)
                 y = turn(y, x, cos, -sin, high, DIM, ROTARY)
                 x = turned
+            elif DISTANCE > 0:
+                x = turn(x, exchange(x, DISTANCE), cos, sin, low, DIM, ROTARY)
+                y = turn(y, exchange(y, DISTANCE), high_cos, high_sin, high, DIM, ROTARY)
             else:
                 other = partner(low, ROTARY, NEOX)
                 z = _key_channels(row_ptr, params_ptr, other, mask, live, HEADS * DIM, HALF, BITS)
@@ -191,16 +194,17 @@ def decode(
         return
     rotary, neox = rotation_of(rotation, keys)
     halves, layers = payload.view(torch.float16), keys.num_layers
-    tile = key_tile(keys.dim, rotary, neox)
+    tile = key_choice("decode_keys", keys, bits, rotary, neox).pick()
     decode_keys_kernel[len(work.table) * work.most_groups, tile.steps, -(-layers // tile.layers)](
         payload, halves, work.table, carried(keys), keys.offsets, slots,
         rotation.cos_sin if rotation is not None else payload, work.most_groups, layers, *keys.strides,
         **shape_of(keys, bits), ROTARY=rotary, NEOX=neox, ALIGN=work.align, TILE=tile.channels, LAYERS=tile.layers,
+        DISTANCE=exchange_distance(keys.dim, rotary, neox, tile.channels),
         num_warps=tile.warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
     if values is None:
         return
-    tile = value_tile(values.dim)
+    tile = value_choice("decode_values", values, bits).pick()
     tiles = -(-work.most_groups * GROUP // tile.rows)
     decode_values_kernel[len(work.table) * tiles, -(-layers // tile.layers)](
         payload, halves, work.table, carried(values), values.offsets, slots, tiles, layers, *values.strides,

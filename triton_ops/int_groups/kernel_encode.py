@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 
 from triton_ops.int_groups.blocks import FIELDS, Block, check_slots, plan
-from triton_ops.int_groups.config import key_tile, value_tile
 from triton_ops.int_groups.kernel_exact import check_payload, copy_exact, rotation_of, shape_of
+from triton_ops.int_groups.kernel_params import column_params, low_and_scale, to_codes
 from triton_ops.int_groups.reference import FP16_MAX, GROUP
+from triton_ops.int_groups.tiles import key_choice, value_choice
 from triton_ops.paged import PagedPool
 from triton_ops.paged.kernel import carried, launch_device, layer_pointer, slot_offset, to_float
-from triton_ops.rope.kernel import partner, table_tile, turn
+from triton_ops.rope.kernel import exchange, exchange_distance, partner, table_tile, turn
 from triton_ops.rope.reference import Rotation
 
 _GROUP = tl.constexpr(GROUP)
@@ -26,59 +27,12 @@ _LARGEST = tl.constexpr(FP16_MAX)
 
 
 @triton.jit
-def _half_bits(x):
-    """Bits of the nearest float16, zero as +0, and that number as float32."""
-    nearest = (x + 0.0).to(tl.float16)
-    bits = nearest.to(tl.int16, bitcast=True)
-    return tl.where(nearest.to(tl.float32) == 0.0, tl.zeros_like(bits), bits), nearest.to(tl.float32)
-
-
-@triton.jit
-def _half_of(bits):
-    return bits.to(tl.int16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
-def low_and_scale(smallest, largest, TOP: tl.constexpr):
-    """The float16 ``low`` and ``scale`` of a group, then as float32 ``low`` and ``1 / scale`` (0 for a scale of 0)."""
-    bits, nearest = _half_bits(smallest)
-    bits = bits.to(tl.int32)
-    below = tl.where(bits > 0, bits - 1, bits + 1)
-    below = tl.where(bits == 0, -0x7FFF, below)
-    low16 = _half_of(tl.where(nearest > smallest, below, bits))
-    low = low16.to(tl.float32)
-    step = (largest - low) * (1.0 / TOP)
-    bits, nearest = _half_bits(step)
-    scale16 = _half_of(tl.where(nearest < step, bits.to(tl.int32) + 1, bits.to(tl.int32)))
-    scale = scale16.to(tl.float32)
-    per_step = tl.where(scale > 0.0, tl.div_rn(1.0, tl.where(scale > 0.0, scale, 1.0)), 0.0)
-    return low16, scale16, low, per_step
-
-
-@triton.jit
-def to_codes(x, low, per_step, TOP: tl.constexpr):
-    return tl.minimum(tl.floor((x - low) * per_step + 0.5), TOP).to(tl.int32).to(tl.uint8)
-
-
-@triton.jit
-def _group(x, mask, AXIS: tl.constexpr, TOP: tl.constexpr):
-    """Parameters of the groups along ``AXIS``, and whether all of ``x`` can be encoded."""
-    fine = tl.abs(x) <= _LARGEST  # false for NaN
-    good = tl.min((fine | ~mask).to(tl.int32))
-    x = tl.where(fine, x, 0.0)
-    smallest = tl.min(tl.where(mask, x, _LARGEST), axis=AXIS)
-    largest = tl.max(tl.where(mask, x, -_LARGEST), axis=AXIS)
-    low16, scale16, low, per_step = low_and_scale(smallest, largest, TOP)
-    return low16, scale16, low, per_step, good
-
-
-@triton.jit
 def encode_keys_kernel(
     payload_ptr, halves_ptr, blocks_ptr, pool_ptr, offsets_ptr, slots_ptr, table_ptr, failed_ptr,
     num_groups, num_layers, page_stride, place_stride, head_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, PAGE: tl.constexpr,
     POOL_ALIGN: tl.constexpr, ROTARY: tl.constexpr, NEOX: tl.constexpr, ALIGN: tl.constexpr,
-    TILE: tl.constexpr, LAYERS: tl.constexpr,
+    TILE: tl.constexpr, LAYERS: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """Keys of one group of one block: channels ``TILE`` and as many of the other half, ``LAYERS`` layers, all heads."""
     HALF: tl.constexpr = DIM // 2
@@ -117,17 +71,20 @@ def encode_keys_kernel(
                 turned = turn(x, y, cos, sin, low, DIM, ROTARY)
                 y = turn(y, x, cos, -sin, high, DIM, ROTARY)
                 x = turned
+            elif DISTANCE > 0:
+                x = turn(x, exchange(x, DISTANCE), cos, sin, low, DIM, ROTARY)
+                y = turn(y, exchange(y, DISTANCE), high_cos, high_sin, high, DIM, ROTARY)
             else:
                 z = tl.load(row_ptr + partner(low, ROTARY, NEOX)[None, :], mask=mask, other=0)
                 x = turn(x, to_float(z, KIND), cos, sin, low, DIM, ROTARY)
                 z = tl.load(row_ptr + partner(high, ROTARY, NEOX)[None, :], mask=mask, other=0)
                 y = turn(y, to_float(z, KIND), high_cos, high_sin, high, DIM, ROTARY)
         params_ptr = halves_ptr + (base + params) // 2 + group * (2 * HEADS * DIM) + head * DIM
-        low16, scale16, least, per_step, good = _group(x, mask, 0, TOP)
+        low16, scale16, least, per_step, good = column_params(x, mask, TOP)
         tl.store(params_ptr + low, low16, mask=live)
         tl.store(params_ptr + HEADS * DIM + low, scale16, mask=live)
         low_codes = to_codes(x, least[None, :], per_step[None, :], TOP)
-        low16, scale16, least, per_step, also_good = _group(y, mask, 0, TOP)
+        low16, scale16, least, per_step, also_good = column_params(y, mask, TOP)
         tl.store(params_ptr + high, low16, mask=live)
         tl.store(params_ptr + HEADS * DIM + high, scale16, mask=live)
         high_codes = to_codes(y, least[None, :], per_step[None, :], TOP)
@@ -230,16 +187,17 @@ def encode(
         return failed
     rotary, neox = rotation_of(rotation, keys)
     halves, layers = payload.view(torch.float16), keys.num_layers
-    tile = key_tile(keys.dim, rotary, neox)
+    tile = key_choice("encode_keys", keys, bits, rotary, neox).pick()
     encode_keys_kernel[len(work.table) * work.most_groups, tile.steps, -(-layers // tile.layers)](
         payload, halves, work.table, carried(keys), keys.offsets, slots,
         rotation.inverse if rotation is not None else payload, failed, work.most_groups, layers, *keys.strides,
         **shape_of(keys, bits), ROTARY=rotary, NEOX=neox, ALIGN=work.align, TILE=tile.channels, LAYERS=tile.layers,
+        DISTANCE=exchange_distance(keys.dim, rotary, neox, tile.channels),
         num_warps=tile.warps, num_stages=1, enable_fp_fusion=False,
     )  # fmt: skip
     if values is None:
         return failed
-    tile = value_tile(values.dim)
+    tile = value_choice("encode_values", values, bits).pick()
     tiles = -(-work.most_groups * GROUP // tile.rows)
     encode_values_kernel[len(work.table) * tiles, -(-layers // tile.layers)](
         payload, halves, work.table, carried(values), values.offsets, slots, failed, tiles, layers, *values.strides,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -69,6 +71,11 @@ def shape_of(pool: PagedPool, bits: int) -> dict[str, int]:
         "PAGE": pool.page_size,
         "POOL_ALIGN": pool.align,
     }
+
+
+def row_bytes(pool: Any, bits: int) -> int:
+    """Codes and elements of a row in one layer, of a pool or what has its ``heads``, ``dim`` and ``dtype``."""
+    return pool.heads * pool.dim * (bits + 8 * pool.dtype.itemsize) // 8
 
 
 def check_payload(payload: torch.Tensor) -> int:

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from triton_ops.int_groups.blocks import Block, sections
+from triton_ops.int_groups.config import key_tile
 from triton_ops.int_groups.kernel import decode
 from triton_ops.int_groups.kernel_encode import encode
+from triton_ops.int_groups.kernel_exact import row_bytes
 from triton_ops.paged import PagedPool
 from triton_ops.rope import Rotation
 
-ROWS = 128
+ROWS, SLOTS = 64, 128
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads of one rank; ``rotary`` 0 and ``v_dim`` 0 for latent rows."""
+    """Heads of one rank and layers of a model; ``rotary`` 0 and ``v_dim`` 0 for latent rows."""
 
     heads: int
     dim: int
@@ -28,19 +30,19 @@ class Shape:
     dtype: torch.dtype = torch.bfloat16
     layout: str = "nhd"
     page: int = 1
-    layers: int = 4
+    layers: int = 32
 
 
 _LLAMA = Shape(8, 128, 128, 128)
 SHAPES = {
     "llama-8b": _LLAMA,  # and Qwen3, Mistral
-    "llama-70b-tp8": replace(_LLAMA, heads=1),
-    "smollm": Shape(3, 64, 64, 64),
+    "llama-70b-tp8": replace(_LLAMA, heads=1, layers=80),
+    "smollm": Shape(3, 64, 64, 64, layers=30),
     "phi-3": Shape(8, 96, 96, 96),
-    "gemma-2": Shape(4, 256, 256, 256),
-    "glm-4": Shape(2, 128, 128, 64, is_neox=False),
+    "gemma-2": Shape(4, 256, 256, 256, layers=26),
+    "glm-4": Shape(2, 128, 128, 64, is_neox=False, layers=40),
     "phi-2": Shape(8, 80, 80, 32),
-    "mla": Shape(1, 576, 0, 0),
+    "mla": Shape(1, 576, 0, 0, layers=27),
 }
 VARIANTS = {
     "llama-8b-unknown-rotary": replace(_LLAMA, rotary=0),
@@ -64,6 +66,8 @@ class Launch:
         essential: tensors whose bytes must be read or written once: encoded rows and rows of the pool.
         call: launches the kernels.
         only: keep the records of this kernel alone.
+        operands: of products, rows and what goes with them, which tiles read again and again; they count once.
+        matrices: of products, the same for all rows; they do not count.
     """
 
     config: str
@@ -71,11 +75,13 @@ class Launch:
     essential: list[torch.Tensor]
     call: Callable[[], object]
     only: str = ""
+    operands: tuple[torch.Tensor, ...] = ()
+    matrices: tuple[torch.Tensor, ...] = ()
 
 
 def pool(shape: Shape, dim: int) -> PagedPool:
     """Small whole numbers, which every type of element has."""
-    pages = ROWS // shape.page
+    pages = SLOTS // shape.page
     form = (pages, shape.page, shape.heads, dim) if shape.layout == "nhd" else (pages, shape.heads, shape.page, dim)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(-8, 9, form, generator=generator).float().to(shape.dtype) for _ in range(shape.layers)]
@@ -85,7 +91,7 @@ def pool(shape: Shape, dim: int) -> PagedPool:
 def rotation(shape: Shape) -> Rotation | None:
     if not shape.rotary:
         return None
-    angles = torch.outer(torch.arange(ROWS), 1e4 ** (-torch.arange(0, shape.rotary, 2) / shape.rotary))
+    angles = torch.outer(torch.arange(SLOTS), 1e4 ** (-torch.arange(0, shape.rotary, 2) / shape.rotary))
     return Rotation(torch.cat((angles.cos(), angles.sin()), 1).float(), shape.is_neox)
 
 
@@ -100,12 +106,14 @@ def integer_groups() -> Iterator[Launch]:
 
 
 def _integer_groups(config: str, shape: Shape, bits: int, num_exact: int) -> Iterator[Launch]:
+    tile = key_tile(shape.dim, shape.rotary, shape.is_neox, row_bytes(shape, bits), shape.layers)
+    shape = replace(shape, layers=tile.layers)  # those of one program
     keys = pool(shape, shape.dim)
     values = pool(shape, shape.v_dim) if shape.v_dim else None
     num_rows = num_exact or ROWS
     size = shape.layers * sections(keys, values, bits, num_rows, num_exact)[6]
     payload = torch.zeros(size, dtype=torch.uint8)
-    slots = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:num_rows]
+    slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(1))[:num_rows]
     block, turn = Block(0, num_rows, num_exact, 0, num_rows, 0), rotation(shape)
     essential = [payload, *keys.views, *(values.views if values is not None else ())]
     for call in (encode, decode):
@@ -116,7 +124,3 @@ def _integer_groups(config: str, shape: Shape, bits: int, num_exact: int) -> Ite
         suffix = {encode: "-encode", decode: "-decode"}[call] if num_exact else ""
         only = "copy_exact_kernel" if num_exact else ""
         yield Launch(config + suffix, num_rows * shape.layers, essential, run, only)
-
-
-def all_launches() -> Iterator[Launch]:
-    yield from integer_groups()

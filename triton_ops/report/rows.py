@@ -16,19 +16,25 @@ _UNITS = {
     "spills": "bytes",
     "shared_bytes": "bytes",
     "bytes_per_row": "bytes",
+    "operand_bytes_per_row": "bytes",
     "bytes_per_row_over_minimum": "ratio",
     "roofline_ns_per_row": "ns",
 }
-CHECKED = {"spills": 0.0, "registers": 0.0, "shared_bytes": 0.0, "bytes_per_row_over_minimum": 1e-6}
+CHECKED = {
+    **{"spills": 0.0, "registers": 0.0, "shared_bytes": 0.0},
+    **{"bytes_per_row_over_minimum": 1e-6, "operand_bytes_per_row": 1e-6},
+}
 """What must not grow, and by which share it may."""
 
 
 def rows_of(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of compiled records (:mod:`triton_ops.report.compiled`), arm ``kernel/config/sm_cc``.
 
-    A *row* is one token in one layer. ``bytes_per_row`` are traced; the minimum is every byte of encoded rows and of
-    the pool that was touched, once. The roofline, an estimate, is the larger of bytes over bandwidth and flops over
-    peak.
+    A *row* is one token in one layer. ``bytes_per_row`` are traced; the minimum is every byte of encoded rows, of rows
+    of components and of the pool that was touched, once. Tiles of a product read its operands again and again, from
+    the second-level cache: these accesses are ``operand_bytes_per_row``, and ``bytes_per_row`` has what they read of
+    rows and of the rotation's table once, and nothing of matrices, which are the same for all rows. The roofline, an
+    estimate, is the larger of bytes over bandwidth and flops over peak.
     """
     rows = []
     for record in records:
@@ -41,6 +47,7 @@ def rows_of(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             values = {
                 **numbers,
                 "bytes_per_row": moved,
+                "operand_bytes_per_row": record["operands"],
                 "bytes_per_row_over_minimum": moved / record["minimum"],
                 "roofline_ns_per_row": seconds * 1e9,
             }

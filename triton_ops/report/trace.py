@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"
 
 import triton
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from triton_ops.report.cases import Launch, all_launches
+from triton_ops.report.cases import Launch
+from triton_ops.report.codec_cases import all_launches
 
 _POINTERS = {
+    torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.int16: "*i16",
     torch.int32: "*i32",
@@ -38,6 +42,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.launches: list[dict[str, Any]] = []
+        self._operands: list[tuple[int, int]] = []
         self._saved: dict[str, Any] = {}
 
     def __enter__(self) -> Trace:
@@ -61,7 +66,8 @@ class Trace:
             return result
 
         def traced_dot(this: Any, a: Any, b: Any, *rest: Any) -> Any:
-            self.launches[-1]["dot_flops"] += 2 * a.data.size * b.data.shape[-1]
+            products = 3 if rest[1] == ir.INPUT_PRECISION.TF32x3 else 1
+            self.launches[-1]["dot_flops"] += products * 2 * a.data.size * b.data.shape[-1]
             return dot(this, a, b, *rest)
 
         def traced_call(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,35 +89,56 @@ class Trace:
         addresses = np.unique(where[mask_data])
         item = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
         launch = self.launches[-1]
-        launch[kind] += len(addresses) * item
+        is_operand = len(addresses) and any(begin <= addresses[0] < end for begin, end in self._operands)
+        launch["operands" if is_operand else kind] += len(addresses) * item
         launch["touched"][item].append(addresses)
+
+    def run(self, launch: Launch) -> list[dict[str, Any]]:
+        """Call a launch and give its :meth:`records`."""
+        self._operands = [_range(tensor) for tensor in launch.operands + launch.matrices]
+        launch.call()
+        return self.records(launch)
 
     def records(self, launch: Launch) -> list[dict[str, Any]]:
         """What was launched since the last call, as JSON.
 
-        Of each: kernel, config, what to compile, and a row's bytes ``read`` and ``written``, ``minimum`` bytes (those
-        of essential tensors that were touched, once) and ``flops`` with and without those of ``dot``.
+        Of each: kernel, config, what to compile, and a row's bytes ``read`` and ``written``; bytes of ``operands`` and
+        matrices that all tiles read; ``minimum`` bytes, those of essential tensors that were touched, once; ``flops``
+        without and ``dot_flops`` of products, a tf32x3 one being three.
         """
         found = []
         for record in self.launches:
             if launch.only and record["kernel"].split(":")[1] != launch.only:
                 continue
-            minimum = _distinct_bytes(record.pop("touched"), launch.essential)
-            for name in ("read", "written", "flops", "dot_flops"):
+            touched = record.pop("touched")
+            minimum = _distinct_bytes(touched, launch.essential)
+            record["read"] += _distinct_bytes(touched, launch.operands)
+            for name in ("read", "written", "operands", "flops", "dot_flops"):
                 record[name] /= launch.rows
-            part = {True: "-values", False: "-keys", None: ""}[record["constants"].get("VALUES")]
-            found.append({**record, "config": launch.config + part, "minimum": minimum / launch.rows})
+            config = launch.config + _part(record["constants"])
+            found.append({**record, "config": config, "minimum": minimum / launch.rows})
         self.launches.clear()
         return found
 
 
-def _distinct_bytes(touched: dict[int, list[np.ndarray]], tensors: list[torch.Tensor]) -> int:
-    ranges = sorted({(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors})
-    seen = [np.zeros(size, bool) for _, size in ranges]
+def _part(constants: dict[str, Any]) -> str:
+    """Of kernels that are launched for keys and for values: which."""
+    is_values = constants.get("VALUES", constants.get("BEGIN"))
+    return "" if is_values is None else "-values" if is_values else "-keys"
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.untyped_storage().data_ptr()
+    return begin, begin + tensor.untyped_storage().nbytes()
+
+
+def _distinct_bytes(touched: dict[int, list[np.ndarray]], tensors: Sequence[torch.Tensor]) -> int:
+    ranges = sorted({_range(tensor) for tensor in tensors})
+    seen: list[np.ndarray] = [np.zeros(end - begin, bool) for begin, end in ranges]
     for item, accesses in touched.items():
         addresses = np.concatenate(accesses).astype(np.int64)
-        for (begin, size), mask in zip(ranges, seen, strict=True):
-            inside = addresses[(addresses >= begin) & (addresses < begin + size)] - begin
+        for (begin, end), mask in zip(ranges, seen, strict=True):
+            inside = addresses[(addresses >= begin) & (addresses < end)] - begin
             for byte in range(item):
                 mask[inside + byte] = True
     return int(sum(mask.sum() for mask in seen))
@@ -129,6 +156,8 @@ def _describe(executor: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
             signature[name] = _POINTERS[value.dtype]
             if value.data_ptr() % 16 == 0:
                 divisible.append(index)
+        elif isinstance(value, float):
+            signature[name] = "fp32"
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % 16 == 0:
@@ -139,7 +168,7 @@ def _describe(executor: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
         "constants": constants,
         "divisible": divisible,
         "options": {name: kwargs[name] for name in _OPTIONS if name in kwargs},
-        **{"read": 0, "written": 0, "flops": 0, "dot_flops": 0, "touched": defaultdict(list)},
+        **{"read": 0, "written": 0, "operands": 0, "flops": 0, "dot_flops": 0, "touched": defaultdict(list)},
     }
 
 
@@ -151,8 +180,7 @@ def main(wanted: list[str]) -> None:
     with Trace() as trace:
         for launch in all_launches():
             if not wanted or any(part in launch.config for part in wanted):
-                launch.call()
-                records += trace.records(launch)
+                records += trace.run(launch)
     json.dump(records, sys.stdout)
 
 

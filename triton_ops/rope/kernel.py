@@ -47,3 +47,28 @@ def turn(x, other, cos, sin, channel, DIM: tl.constexpr, ROTARY: tl.constexpr):
     if ROTARY == DIM:
         return turned
     return tl.where((channel < ROTARY)[None, :], turned, x)
+
+
+@triton.jit
+def exchange(x, DISTANCE: tl.constexpr):
+    """``x`` ``[rows, channels]`` with channels ``j`` and ``j ^ DISTANCE`` exchanged; ``DISTANCE`` a power of two."""
+    ROWS: tl.constexpr = x.shape[0]
+    CHANNELS: tl.constexpr = x.shape[1]
+    if DISTANCE == 1:
+        first, second = tl.split(tl.reshape(x, (ROWS, CHANNELS // 2, 2)))
+        return tl.reshape(tl.join(second, first), (ROWS, CHANNELS))
+    pairs = tl.permute(tl.reshape(x, (ROWS, CHANNELS // (2 * DISTANCE), 2, DISTANCE)), (0, 1, 3, 2))
+    first, second = tl.split(pairs)
+    return tl.reshape(tl.permute(tl.join(second, first), (0, 1, 3, 2)), (ROWS, CHANNELS))
+
+
+def exchange_distance(dim: int, rotary: int, is_neox: bool, channels: int) -> int:
+    """The distance of :func:`exchange` that finds the partners within tiles of ``channels`` of either half of a head.
+
+    0 where a pair has a channel in each half, at the same place, or lies across tiles in another way.
+    """
+    if rotary == 0 or (is_neox and rotary == dim):
+        return 0
+    distance = rotary // 2 if is_neox else 1
+    inside = dim // 2 % 2 == 0 if distance == 1 else rotary <= dim // 2
+    return distance if inside and distance & (distance - 1) == 0 and channels % (2 * distance) == 0 else 0

@@ -58,7 +58,7 @@ def code_bytes(dim: int, bits: int) -> int:
 
 
 @cache
-def _signs(count: int) -> tuple[float, ...]:
+def signs_of(count: int) -> tuple[float, ...]:
     """The signs of draws 0 .. count - 1."""
     signs = []
     for i in range(count):
@@ -77,7 +77,7 @@ def _levels(bits: int, device: torch.device) -> torch.Tensor:
 def _pieces(dim: int, device: torch.device) -> list[tuple[slice, torch.Tensor]]:
     """The channels that are turned together, and their signs, in order."""
     n = 1 << dim.bit_length() - 1
-    signs = torch.tensor(_signs(2 * n), device=device)
+    signs = torch.tensor(signs_of(2 * n), device=device)
     return [(slice(0, n), signs[:n])] + ([(slice(dim - n, dim), signs[n:])] if n < dim else [])
 
 

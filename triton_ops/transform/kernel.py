@@ -12,37 +12,46 @@ import triton.language as tl
 
 from triton_ops.paged import DTYPES, PagedPool
 from triton_ops.paged.kernel import carried, launch_device, layer_pointer, slot_offset, to_pool
-from triton_ops.rope.kernel import partner, table_tile, turn
+from triton_ops.rope.kernel import exchange, exchange_distance, partner, table_tile, turn
 from triton_ops.rope.reference import Rotation
 from triton_ops.transform.reference import Unit
 
-_ROWS, _DEPTH = 32, 32
+_ROWS, _DEPTH, _CHANNELS = 32, 32, 64  # 64 rows spill on sm_80 and sm_100, and most keys on sm_90
 
 
 @triton.jit
-def _product(x_ptr, matrix_ptr, row, here, column, live, DEPTH: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Columns of ``x @ matrix``, float32 ``[rows, columns]``: ``x`` ``[n, DEPTH]``, ``matrix`` ``[DEPTH, WIDTH]``."""
-    total = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
-    for first in range(0, DEPTH, STEP):
-        k = first + tl.arange(0, STEP)
+def _products(
+    x_ptr, matrix_ptr, row, here, first, second, live, DEPTH: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr
+):
+    """Columns ``first`` and ``second`` of ``x @ matrix``, float32 ``[rows, columns]``; ``x`` is read once.
+
+    ``x`` is ``[n, DEPTH]``, ``matrix`` ``[DEPTH, WIDTH]``.
+    """
+    total = tl.zeros((row.shape[0], first.shape[0]), tl.float32)
+    other = total
+    for begin in range(0, DEPTH, STEP):
+        k = begin + tl.arange(0, STEP)
         inside = k < DEPTH
         x = tl.load(x_ptr + row[:, None] * DEPTH + k[None, :], mask=here[:, None] & inside[None, :], other=0.0)
-        at = k[:, None].to(tl.int64) * WIDTH + column[None, :]
-        matrix = tl.load(matrix_ptr + at, mask=inside[:, None] & live[None, :], other=0.0)
-        total = tl.dot(x, matrix, total, input_precision="tf32x3")
-    return total
+        line = matrix_ptr + k[:, None].to(tl.int64) * WIDTH
+        mask = inside[:, None] & live[None, :]
+        total = tl.dot(x, tl.load(line + first[None, :], mask=mask, other=0.0), total, input_precision="tf32x3")
+        other = tl.dot(x, tl.load(line + second[None, :], mask=mask, other=0.0), other, input_precision="tf32x3")
+    return total, other
 
 
 @triton.jit
 def _columns(
-    components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here, column, live,
+    components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here, first, second, live,
     COMPONENTS: tl.constexpr, BELOW: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    x = _product(components_ptr, basis_ptr, row, here, column, live, COMPONENTS, WIDTH, STEP) * scale
-    x += tl.load(bias_ptr + column, mask=live, other=0.0)[None, :]
+    x, y = _products(components_ptr, basis_ptr, row, here, first, second, live, COMPONENTS, WIDTH, STEP)
+    x = x * scale + tl.load(bias_ptr + first, mask=live, other=0.0)[None, :]
+    y = y * scale + tl.load(bias_ptr + second, mask=live, other=0.0)[None, :]
     if BELOW > 0:
-        x += _product(below_ptr, weights_ptr, row, here, column, live, BELOW, WIDTH, STEP)
-    return x
+        more, other = _products(below_ptr, weights_ptr, row, here, first, second, live, BELOW, WIDTH, STEP)
+        return x + more, y + other
+    return x, y
 
 
 @triton.jit
@@ -52,26 +61,26 @@ def synthesise_kernel(
     page_stride, place_stride, head_stride,
     COMPONENTS: tl.constexpr, BELOW: tl.constexpr, WIDTH: tl.constexpr, LAYER_WIDTH: tl.constexpr,
     BEGIN: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, PAGE: tl.constexpr, POOL_ALIGN: tl.constexpr,
-    ROTARY: tl.constexpr, NEOX: tl.constexpr, KEEP: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    ROTARY: tl.constexpr, NEOX: tl.constexpr, DISTANCE: tl.constexpr, KEEP: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One head of one layer of the unit, ``ROWS`` rows; ``BEGIN`` is where keys or values begin in a layer."""
+    """``TILE`` channels of either half of one head in one layer of the unit, ``ROWS`` rows.
+
+    ``BEGIN`` is where keys or values begin in a layer. Programs with the same rows are next to each other, so that what
+    they multiply comes from the cache.
+    """
     HALF: tl.constexpr = DIM // 2
     SHARED: tl.constexpr = ROTARY == 0 or (NEOX and ROTARY == DIM)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < num_rows
-    head, layer = tl.program_id(1), tl.program_id(2)
-    low = tl.arange(0, TILE)
+    head, layer = tl.program_id(0) // STEPS, tl.program_id(1)
+    low = tl.program_id(0) % STEPS * TILE + tl.arange(0, TILE)
     high = low + HALF
     live = low < HALF
     mask = here[:, None] & live[None, :]
     begin = layer * LAYER_WIDTH + BEGIN + head * DIM
-    x = _columns(
-        components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here, begin + low, live,
-        COMPONENTS, BELOW, WIDTH, STEP,
-    )  # fmt: skip
-    y = _columns(
-        components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here, begin + high, live,
+    x, y = _columns(
+        components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here, begin + low, begin + high, live,
         COMPONENTS, BELOW, WIDTH, STEP,
     )  # fmt: skip
     if KEEP:
@@ -85,17 +94,17 @@ def synthesise_kernel(
             y = turn(y, x, cos, -sin, high, DIM, ROTARY)
             x = turned
         else:
-            other = _columns(
-                components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here,
-                begin + partner(low, ROTARY, NEOX), live, COMPONENTS, BELOW, WIDTH, STEP,
-            )  # fmt: skip
-            x = turn(x, other, cos, sin, low, DIM, ROTARY)
-            other = _columns(
-                components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here,
-                begin + partner(high, ROTARY, NEOX), live, COMPONENTS, BELOW, WIDTH, STEP,
-            )  # fmt: skip
+            if DISTANCE > 0:
+                to_x, to_y = exchange(x, DISTANCE), exchange(y, DISTANCE)
+            else:
+                to_x, to_y = _columns(
+                    components_ptr, basis_ptr, below_ptr, weights_ptr, bias_ptr, scale, row, here,
+                    begin + partner(low, ROTARY, NEOX), begin + partner(high, ROTARY, NEOX), live,
+                    COMPONENTS, BELOW, WIDTH, STEP,
+                )  # fmt: skip
+            x = turn(x, to_x, cos, sin, low, DIM, ROTARY)
             cos, sin = table_tile(table_ptr, row + position, high, mask, ROTARY, NEOX, False)
-            y = turn(y, other, cos, sin, high, DIM, ROTARY)
+            y = turn(y, to_y, cos, sin, high, DIM, ROTARY)
     slot = tl.load(slots_ptr + row, mask=here, other=0)
     place = slot_offset(slot, page_stride, place_stride, PAGE)
     to = layer_pointer(pool_ptr, offsets_ptr, first_layer + layer, POOL_ALIGN) + place[:, None] + head * head_stride
@@ -110,7 +119,7 @@ def restore_unit(
     unit: Unit,
     first_layer: int,
     keys: PagedPool,
-    values: PagedPool,
+    values: PagedPool | None,
     slots: torch.Tensor,
     position: int,
     rotation: Rotation | None,
@@ -120,6 +129,7 @@ def restore_unit(
 
     Args:
         components: float32 ``[n, components]``, contiguous.
+        values: None for latent rows.
         below: float32 ``[n, width below]``, contiguous; None where nothing is predicted.
         slots: int64 ``[n]``, not checked for bounds.
         position: of the first row; the rest follow.
@@ -132,9 +142,10 @@ def restore_unit(
     """
     launch_device(keys)
     num_rows, width = len(components), len(unit.bias)
-    layer_width = keys.heads * keys.dim + values.heads * values.dim
+    pools = [(keys, 0)] if values is None else [(keys, 0), (values, keys.heads * keys.dim)]
+    layer_width = sum(pool.heads * pool.dim for pool, _ in pools)
     depth = 0 if unit.weights is None or below is None else len(unit.weights)
-    if width % layer_width or keys.dim % 2 or values.dim % 2:
+    if width % layer_width or any(pool.dim % 2 for pool, _ in pools):
         raise ValueError(f"transform: a unit of {width} channels for layers of {layer_width}, head dims must be even")
     shapes = (("components", components, len(unit.basis)), ("below", below, depth), ("rows", rows, width))
     for name, x, wanted in shapes:
@@ -147,15 +158,17 @@ def restore_unit(
     if not num_rows:
         return
     empty = components
-    for pool, begin in ((keys, 0), (values, keys.heads * keys.dim)):
+    for pool, begin in pools:
         turns = rotation if pool is keys else None
-        synthesise_kernel[-(-num_rows // _ROWS), pool.heads, width // layer_width](
+        rotary, neox = (turns.rotary_dim, turns.is_neox) if turns is not None else (0, True)
+        tile = min(_CHANNELS, max(16, triton.next_power_of_2(pool.dim // 2)))
+        steps = -(-pool.dim // 2 // tile)
+        synthesise_kernel[pool.heads * steps, width // layer_width, -(-num_rows // _ROWS)](
             components, unit.basis, below if depth else empty, unit.weights if depth else empty, unit.bias,
             float(scale), rows if rows is not None else empty, carried(pool), pool.offsets, slots,
             turns.cos_sin if turns is not None else empty, num_rows, first_layer, position, *pool.strides,
             COMPONENTS=len(unit.basis), BELOW=depth, WIDTH=width, LAYER_WIDTH=layer_width, BEGIN=begin, DIM=pool.dim,
-            KIND=DTYPES[pool.dtype], PAGE=pool.page_size, POOL_ALIGN=pool.align,
-            ROTARY=turns.rotary_dim if turns is not None else 0, NEOX=turns.is_neox if turns is not None else True,
-            KEEP=rows is not None, ROWS=_ROWS, TILE=max(16, triton.next_power_of_2(pool.dim // 2)), STEP=_DEPTH,
-            num_warps=4, num_stages=2, enable_fp_fusion=False,
+            KIND=DTYPES[pool.dtype], PAGE=pool.page_size, POOL_ALIGN=pool.align, ROTARY=rotary, NEOX=neox,
+            DISTANCE=exchange_distance(pool.dim, rotary, neox, tile), KEEP=rows is not None,
+            ROWS=_ROWS, TILE=tile, STEPS=steps, STEP=_DEPTH, num_warps=4, num_stages=2, enable_fp_fusion=False,
         )  # fmt: skip

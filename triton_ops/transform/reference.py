@@ -57,16 +57,21 @@ def scatter(
     row: torch.Tensor,
     first_layer: int,
     keys: PagedPool,
-    values: PagedPool,
+    values: PagedPool | None,
     slots: torch.Tensor,
     position: int,
     rotation: Rotation | None,
 ) -> None:
-    """Write the layers of ``row`` float32 ``[n, width]``, consecutive tokens from ``position`` on, to ``slots``."""
-    k, v = keys.heads * keys.dim, values.heads * values.dim
+    """Write the layers of ``row`` float32 ``[n, width]``, consecutive tokens from ``position`` on, to ``slots``.
+
+    ``values`` is None for latent rows.
+    """
+    k = keys.heads * keys.dim
+    v = 0 if values is None else values.heads * values.dim
     positions = torch.arange(position, position + len(slots), device=slots.device)
     for layer, part in enumerate(row.split(k + v, 1), first_layer):
         key = part[:, :k].reshape(-1, keys.heads, keys.dim)
         key = key if rotation is None else apply(rotation, key, positions)
         keys.scatter(layer, slots, to_pool(key, keys.dtype))
-        values.scatter(layer, slots, to_pool(part[:, k:].reshape(-1, values.heads, values.dim), values.dtype))
+        if values is not None:
+            values.scatter(layer, slots, to_pool(part[:, k:].reshape(-1, values.heads, values.dim), values.dtype))
