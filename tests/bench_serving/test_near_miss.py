@@ -39,7 +39,9 @@ def test_variants_are_near_misses_and_each_is_new(tokenizer):
     assert len({tuple(ids) for ids in variants}) == 4
     for ids in variants:
         assert len(ids) == len(prompts.donor) == 800
-        spans = plan_spans(np.array(prompts.donor), np.array(ids), 0, 1, Limits(max_difference=0.05))
+        spans = plan_spans(
+            np.array(prompts.donor), np.array(ids), 0, 1, Limits(max_difference=0.05, max_difference_before=0.5)
+        )
         assert sum(map(len, spans)) > 650
         assert spans[0].start < 100
 
