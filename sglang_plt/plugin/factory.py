@@ -107,6 +107,8 @@ def _add_near_miss(cache: PLTRadixCache, context: TreeCacheBuildContext, config:
     from sglang_plt.plugin import near_miss
 
     option = f"--plt-near-miss={config.near_miss}"
+    if config.near_miss_override:
+        option += " with --plt-near-miss-override=on"
     if cache.is_eagle:
         raise ConfigError(f"{option} does not go with EAGLE: rows of the draft model are not moved; switch one off")
     try:

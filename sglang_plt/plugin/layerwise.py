@@ -10,12 +10,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_plt.cache.layer_restores import LayerRestores
 from sglang_plt.config import ConfigError
 from sglang_plt.host.side_stream import DeviceSideStream
-from sglang_plt.plugin.seams import Seam, check_seams, seam_error
+from sglang_plt.plugin.hooks import put_in_place
+from sglang_plt.plugin.seams import Seam, check_seams
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -63,11 +64,7 @@ def register(layers: LayerRestores, cold: ColdTier, pool: Any, worker: Any) -> N
         SeamError: this SGLang is not the one we were written for, or could not apply the hook.
     """
     check_seams(SEAMS)
-    if HOOK not in HookRegistry._patched:
-        HookRegistry.register(HOOK, _before_prepare_for_extend, HookType.BEFORE)
-        HookRegistry.apply_hooks()
-    if HOOK not in HookRegistry._patched:
-        raise seam_error(f"{HOOK} could not be hooked (the log says why)")
+    put_in_place({HOOK: (_before_prepare_for_extend, HookType.BEFORE)})
     pool.register_layer_transfer_counter(layers)
     worker.register_hicache_layer_transfer_counter(layers)
     cold.layers = layers

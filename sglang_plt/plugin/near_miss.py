@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_plt.cache.grafts import Grafts
-from sglang_plt.cache.near_request import STATE
+from sglang_plt.cache.near_request import state_of
 from sglang_plt.near_miss import Refusal
-from sglang_plt.plugin.seams import seam_error
+from sglang_plt.plugin.hooks import put_in_place
 
 HOOKS = (
     "sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
@@ -29,14 +29,13 @@ def install() -> None:
     Raises:
         SeamError: SGLang could not apply them.
     """
-    if HOOKS[0] not in HookRegistry._patched:
-        HookRegistry.register(HOOKS[0], _adder_class, HookType.AFTER)
-        HookRegistry.register(HOOKS[1], _after_checkpoint, HookType.AFTER)
-        HookRegistry.register(HOOKS[2], _after_details, HookType.AFTER)
-        HookRegistry.apply_hooks()
-    missing = [target for target in HOOKS if target not in HookRegistry._patched]
-    if missing:
-        raise seam_error(f"{', '.join(missing)} could not be hooked (the log says why)")
+    put_in_place(
+        {
+            HOOKS[0]: (_adder_class, HookType.AFTER),
+            HOOKS[1]: (_after_checkpoint, HookType.AFTER),
+            HOOKS[2]: (_after_details, HookType.AFTER),
+        }
+    )
 
 
 def _grafts(tree_cache: Any) -> Grafts | None:
@@ -54,7 +53,7 @@ def _after_checkpoint(result: Any, req: Any, tree_cache: Any) -> None:
 
 
 def _after_details(details: dict[str, Any] | None, streamer: Any, req: Any) -> dict[str, Any] | None:
-    state = getattr(req, STATE, None)
+    state = state_of(req)
     grafted = state.grafted if state is not None else 0
     return {"device": 0, "host": 0, **(details or {}), "near_miss": grafted} if grafted else details
 
@@ -79,11 +78,11 @@ class NearMissAdder(PrefillAdder):
                 return AddReqResult.OTHER
         elif before is None or limit < before:
             self.rem_chunk_tokens = limit
-            super().add_one_req(req, has_chunked_req, truncation_align_size)
+            result = super().add_one_req(req, has_chunked_req, truncation_align_size)
             used = limit - self.rem_chunk_tokens
             self.rem_chunk_tokens = None if before is None else before - used
             added = bool(self.can_run_list) and self.can_run_list[-1] is req
-            return self.budget_state() if added else AddReqResult.OTHER
+            return self.budget_state() if added else result
         return super().add_one_req(req, has_chunked_req, truncation_align_size)
 
     def add_chunked_req(self, req: Any) -> Any:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_plt.config import CODECS, POLICIES, PROFILED, ConfigError, PLTConfig
+from sglang_plt.plugin.hooks import check_in_place
 from sglang_plt.plugin.refusals import check_flags
-from sglang_plt.plugin.seams import SeamError, check_seams, seam_error
+from sglang_plt.plugin.seams import SeamError, check_seams
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -245,6 +246,4 @@ def check_hooks() -> None:
     Raises:
         SeamError: names the hooks that are not in place.
     """
-    missing = [target for target in HOOKS if target not in HookRegistry._patched]
-    if missing:
-        raise seam_error(f"{', '.join(missing)} could not be hooked (the log says why)")
+    check_in_place(HOOKS)

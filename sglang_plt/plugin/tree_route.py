@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 
-from sglang_plt.plugin.seams import seam_error
+from sglang_plt.plugin.hooks import put_in_place
 from sglang_plt.snapshot import TreeSnapshot
 
 logger = logging.getLogger(__name__)
@@ -36,13 +36,7 @@ def install() -> None:
     Raises:
         SeamError: SGLang could not apply them.
     """
-    if HOOKS[0] not in HookRegistry._patched:
-        HookRegistry.register(HOOKS[0], _around_set, HookType.AROUND)
-        HookRegistry.register(HOOKS[1], _after_get, HookType.AFTER)
-        HookRegistry.apply_hooks()
-    missing = [target for target in HOOKS if target not in HookRegistry._patched]
-    if missing:
-        raise seam_error(f"{', '.join(missing)} could not be hooked (the log says why)")
+    put_in_place({HOOKS[0]: (_around_set, HookType.AROUND), HOOKS[1]: (_after_get, HookType.AFTER)})
 
 
 def _around_set(original: Any, controller: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
