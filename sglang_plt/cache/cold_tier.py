@@ -18,7 +18,7 @@ from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.row_codec import RowCodec
 from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
-from sglang_plt.codec.workers import Run, in_turn
+from sglang_plt.codec.workers import Run, in_turn, stand_back
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
 from sglang_plt.trie import Node, Trie
@@ -64,7 +64,7 @@ class ColdTier:
         self.layers: LayerRestores | None = None
         self.near = NearBlocks(stats)
         self.store = BlockStore(budget_bytes, self.near.forget)
-        self.writer = BlockWriter(self._encode, self._encode_failed, background)
+        self.writer = BlockWriter(self._encode, self._encode_failed, background, stand_back)
         self._room = BlockRoom(self, agree_max, log)
         self._agree_min = agree_min
         self._log = log

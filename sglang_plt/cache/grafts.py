@@ -68,10 +68,12 @@ class Grafts:
     # -- before a request runs ------------------------------------------------------------------------------------
 
     def mode_of(self, req: Any) -> str:
-        """What a request gets."""
+        """What a request gets; where it asks for something unknown, nothing."""
         asked = asked_mode(req)
         if asked is None:
             return self._mode
+        if asked not in MODES:
+            return OFF
         return asked if self._override or MODES.index(asked) < MODES.index(self._mode) else self._mode
 
     def match(self, req: Any, key: Key, exact: int) -> tuple[Node, Node] | None:
@@ -80,8 +82,11 @@ class Grafts:
         Args:
             exact: tokens that are there without reuse.
         """
-        state = state_of(req) or NearRequest()
-        setattr(req, STATE, state)
+        state = state_of(req)
+        if state is None:
+            state = NearRequest()
+            setattr(req, STATE, state)
+            self._check_mode(req)
         state.mode, state.prefix = self.mode_of(req), False
         found = self._tree.match(key) if state.mode == ON else None
         if found is None or found[1].stop < exact + self._limits.min_span:
@@ -116,6 +121,18 @@ class Grafts:
         while state.spans and state.spans[0].stop - computed < self._limits.min_span:
             state.spans.pop(0)
         return state.spans[0].start if state.spans and state.spans[0].start > computed else None
+
+    def _check_mode(self, req: Any) -> None:
+        asked = asked_mode(req)
+        if asked is not None and asked not in MODES:
+            self.stats.refusals[Refusal.UNKNOWN_MODE.value] += 1
+            logger.warning(
+                "PLT cache: near-miss: request %s has %s=%.40r in its custom_params and is computed: it can be %s",
+                req.rid,
+                STATE,
+                asked,
+                ", ".join(MODES),
+            )
 
     def waits(self, req: Any) -> bool:
         """Whether a request waits for another one's chunks once more; if not, it is computed."""

@@ -47,11 +47,10 @@ def state_of(req: Any) -> NearRequest | None:
     return getattr(req, STATE, None)
 
 
-def asked_mode(req: Any) -> str | None:
-    """What a request asks for; None where it does not, or for something unknown."""
+def asked_mode(req: Any) -> Any:
+    """What a request asks for, one of :data:`MODES` or something unknown; None where it does not."""
     params = getattr(getattr(req, "sampling_params", None), "custom_params", None)
-    asked = params.get(STATE) if isinstance(params, dict) else None
-    return asked if asked in MODES else None
+    return params.get(STATE) if isinstance(params, dict) else None
 
 
 def last_to_reuse(req: Any) -> int:

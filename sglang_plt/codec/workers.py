@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
 Call = Callable[[], None]
+_NICE = 10  # a tenth of a core where all others are busy
+
 Run = Callable[[Sequence[Call]], list[Exception | None]]
 """Runs calls, in any order and on any threads; returns what each raised."""
 
@@ -37,6 +42,13 @@ class Workers:
         if self._pool is None or len(calls) < 2:
             return in_turn(calls)
         return list(self._pool.map(_outcome, calls))
+
+
+def stand_back() -> None:
+    """Make the calling thread give way to the others: torch on one core, and a low priority where threads have one."""
+    _alone()
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _alone() -> None:

@@ -1,12 +1,15 @@
 """Which tokens of a prompt may take their KV rows from a donor prompt, and why not.
 
 A *hunk* is where the two differ, between runs of tokens that both have in the same order. Tokens of hunks are always
-computed, and the first few behind each as well: their rows deviate most. What is left of a run is a span to reuse.
+computed, and the first few behind each as well: their rows deviate most. So do those behind an *echo*, a place where
+the two tokens before a hunk come again: heads that continue a text as it went on before (induction heads, arXiv
+2209.11895) look into the hunk from there. What is left of a run are the spans to reuse.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -18,6 +21,7 @@ from sglang_plt.similar import Run, align
 _FIRST_TOKENS = 4  # all others attend to these; where they differ everything does
 _DEVIATION = 0.18
 _SHARED = 8  # tokens of two hunks that make one the moved other
+_ECHOES = 3  # of one hunk; what comes more often is common, and looks at many places
 
 
 class Refusal(Enum):
@@ -32,6 +36,7 @@ class Refusal(Enum):
     BUSY = "busy"
     DONOR_GONE = "donor_gone"
     NO_ROOM = "no_room"
+    UNKNOWN_MODE = "unknown_mode"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Limits:
     """When reuse is worth it, and how much may differ.
 
     Attributes:
-        recompute: tokens computed behind every hunk.
+        recompute: tokens computed behind every hunk and echo.
         max_difference: largest share of differing tokens among those up to the end of a span.
         max_difference_before: and among those before its start; rows that attend to little else deviate most.
         min_tokens: least tokens to reuse in all.
@@ -102,16 +107,17 @@ def plan_spans(
     hunks = _hunks(runs, len(donor), len(tokens))
     if _moved([(donor[a:b], tokens[c:d]) for a, b, c, d in hunks]):
         return Refusal.MOVED
+    echoes = _echoes(tokens[:end], hunks)
     spans, close, differing = [], 0, 0
     for run, (a, b, c, d) in zip(runs[1:], hunks, strict=False):
         differing += max(b - a, d - c)
         first = max(run.target + limits.recompute, matched + 1)
         alike = math.ceil(differing / limits.max_difference_before)
-        stop = _whole(min(run.target + run.length, end), page_size)
-        close += max(0, stop - first)
-        start = _whole(max(first, alike) + page_size - 1, page_size)
-        if stop - start >= limits.min_span and differing <= limits.max_difference * stop:
-            spans.append(Span(start, stop, run.reference + start - run.target, differing))
+        for low, high in _between(first, min(run.target + run.length, end), echoes, limits.recompute):
+            start, stop = _whole(max(low, alike) + page_size - 1, page_size), _whole(high, page_size)
+            close += max(0, stop - low)
+            if stop - start >= limits.min_span and differing <= limits.max_difference * stop:
+                spans.append(Span(start, stop, run.reference + start - run.target, differing))
     longest = sorted(spans, key=len, reverse=True)[: limits.max_spans]
     if sum(map(len, longest)) < limits.min_tokens:
         return Refusal.DIFFERENT if close >= limits.min_tokens else Refusal.SHORT
@@ -135,6 +141,27 @@ def _hunks(runs: list[Run], donor_len: int, length: int) -> list[tuple[int, int,
         (left.reference + left.length, right.reference, left.target + left.length, right.target)
         for left, right in pairwise(edges)
     ]
+
+
+def _echoes(tokens: np.ndarray, hunks: list[tuple[int, int, int, int]]) -> list[int]:
+    """Where the second of the two tokens before a hunk comes again behind the first, ascending."""
+    pairs = tokens[:-1].astype(np.int64) << 32 | tokens[1:]
+    found: set[int] = set()
+    for _, _, begin, _ in hunks:
+        if 2 <= begin <= len(pairs):
+            again = np.flatnonzero(pairs[begin - 1 :] == pairs[begin - 2]) + begin
+            found.update(again.tolist() if len(again) <= _ECHOES else ())
+    return sorted(found)
+
+
+def _between(first: int, stop: int, echoes: list[int], recompute: int) -> Iterator[tuple[int, int]]:
+    """``[first, stop)`` without the tokens from every echo on that are computed."""
+    for echo in echoes:
+        if first <= echo < stop:
+            yield first, echo
+        if echo < stop:
+            first = max(first, echo + max(1, recompute))
+    yield first, stop
 
 
 def _moved(hunks: list[tuple[np.ndarray, np.ndarray]]) -> bool:

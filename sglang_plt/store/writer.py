@@ -23,6 +23,7 @@ class BlockWriter:
         encode: turns a block into its bytes; may raise.
         on_failure: told about every block that could not be encoded, with the exception.
         background: without it every block is encoded by ``finish``.
+        prepare: called first by the worker thread.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class BlockWriter:
         encode: Callable[[Block], Any],
         on_failure: Callable[[Block, Exception], None],
         background: bool = True,
+        prepare: Callable[[], None] = lambda: None,
     ):
         self._encode = encode
         self._on_failure = on_failure
         self._background = background
+        self._prepare = prepare
         self._queue: deque[Block] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -96,6 +99,7 @@ class BlockWriter:
             self._thread.join()
 
     def _run(self) -> None:
+        self._prepare()
         while True:
             with self._changed:
                 while not self._queue and not self._closed:

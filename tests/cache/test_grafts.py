@@ -197,6 +197,21 @@ def test_less_than_on_computes_everything(mode):
     harness.finish(request)
 
 
+@pytest.mark.parametrize("asked", ["offf", "ON", "", 1, True, ["on"], {"on": 1}])
+def test_an_unknown_mode_computes_everything_and_says_so(asked, caplog):
+    harness = start(override=True)
+    request = Request("typo", array("q", NEAR))
+    request.sampling_params = type("Params", (), {"custom_params": {STATE: asked}})()
+    for _ in range(2):
+        harness.admit(request)
+        harness.release(request, checkpoint=False)
+    assert harness.grafts.stats.tokens == 0
+    assert harness.grafts.stats.refusals["unknown_mode"] == 1
+    assert "request typo" in caplog.text
+    assert repr(asked) in caplog.text
+    assert "off, report, on" in caplog.text
+
+
 def test_abort_and_retraction_give_everything_back():
     harness = start()
     for chunk in (14, 30, None):

@@ -61,6 +61,18 @@ def test_refusals(prompt, reason):
     assert plan_spans(TEXT, prompt, 0, 1, LIMITS) is reason
 
 
+def test_what_follows_an_echo_of_the_context_is_computed():
+    text = TEXT.copy()
+    text[1500:1502] = text[38:40]
+    prompt = np.concatenate([text[:40], [70_000], text[42:]])
+    first, second = plan_spans(text, prompt, 40, 1, LIMITS)
+    assert (first.stop, second.start) == (1500, 1500 + LIMITS.recompute)  # from the second of the two tokens on
+    for at in (1600, 1700, 1800):  # now it is common
+        text[at : at + 2] = text[38:40]
+    prompt = np.concatenate([text[:40], [70_000], text[42:]])
+    assert len(plan_spans(text, prompt, 40, 1, LIMITS)) == 1
+
+
 def test_the_same_change_in_two_places_is_no_move():
     prompt = edited((100, 101, [70_000]), (900, 901, [70_000]))
     assert len(plan_spans(TEXT, prompt, 100, 1, LIMITS)) == 2
