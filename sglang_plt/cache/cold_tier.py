@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sglang_plt.blocks import Block, BlockReference, BlockState, View
+from sglang_plt.blocks import Block, View
 from sglang_plt.cache.block_room import BlockRoom
 from sglang_plt.cache.layer_restores import LayerRestores
 from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.row_codec import RowCodec
 from sglang_plt.cache.sizes import BlockSizes
 from sglang_plt.cache.stats import CacheStats
+from sglang_plt.cache.views import decode_view, joined, ready
 from sglang_plt.codec.workers import Run, in_turn, stand_back
 from sglang_plt.config import PLTConfig
 from sglang_plt.store import BlockStore, BlockWriter
@@ -97,11 +98,12 @@ class ColdTier:
             self._log("drop_hot", node=node.id, tokens=len(node))
         return self.trie.clear_hot(node)
 
-    def write_ahead(self, free_share: float = 0.0) -> None:
+    def write_ahead(self, free_share: float = 0.0, running: Node | None = None) -> None:
         """Queue the nodes next in line for eviction for encoding, at most ``config.write_ahead`` tokens of them.
 
         Args:
             free_share: of the pool's slots; nothing is encoded while there are more than plenty of them.
+            running: last node of a request that has been prefilled; where the line is shorter, its path comes behind.
         """
         if self.codec is None:
             return
@@ -111,8 +113,12 @@ class ColdTier:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
         most = self.store.budget_bytes // (8 * self._room.sizes.of_row)
+        most = min(self.config.write_ahead, most)
+        line = self.trie.in_line(self.trie.hot_queue, most)
+        if running is not None and (left := most - sum(map(len, line))) > 0:
+            line += [node for node in self.trie.path(running) if node.lock_count and len(node) <= left]
         queued: list[Block] = []
-        for node in self.trie.in_line(self.trie.hot_queue, min(self.config.write_ahead, most)):
+        for node in line:
             if node.views or node.lossy or len(node) > most:
                 continue
             if not self._room.reserve(node, last_resort=False):
@@ -183,16 +189,13 @@ class ColdTier:
         assert self.codec is not None
         decode, run = (self.codec.decode, self._run) if self.layers is None else (self.layers.decode, self.layers.run)
         calls, blocks, offset = [], [], 0
-        for index, node in enumerate(nodes):
-            position = node.start
-            for view in node.views:
-                target = slots[offset : offset + len(view)]
-                self.writer.finish(view.block)
-                calls.append(partial(_decode_view, decode, view, target, position - view.start))
-                blocks.append((index, view.block))
-                offset += len(view)
-                position += len(view)
-                self.stats.decoded_bytes += view.block.num_bytes * len(view) // view.block.num_rows
+        for index, view in joined(nodes):
+            target = slots[offset : offset + len(view)]
+            self.writer.finish(view.block)
+            calls.append(partial(decode_view, decode, view, target, nodes[0].start + offset - view.start))
+            blocks.append((index, view.block))
+            offset += len(view)
+            self.stats.decoded_bytes += view.block.num_bytes * len(view) // view.block.num_rows
         failed = len(nodes)
         for (index, block), error in zip(blocks, run(calls), strict=True):
             if error is not None:
@@ -221,7 +224,7 @@ class ColdTier:
             if low < high:
                 self.writer.finish(view.block)
                 part = View(view.block, view.start + low - position, view.start + high - position)
-                _decode_view(self.codec.decode, part, slots[offset : offset + len(part)], position - view.start)
+                decode_view(self.codec.decode, part, slots[offset : offset + len(part)], position - view.start)
                 offset += len(part)
             position += len(view)
 
@@ -242,7 +245,7 @@ class ColdTier:
         started = time.perf_counter()
         near = {}
         if block.references:
-            near["references"] = [(reference.block.data, reference.stretches) for reference in _ready(block)]
+            near["references"] = [(reference.block.data, reference.stretches) for reference in ready(block)]
         data = self.codec.encode(block.slots, block.position, block.teaches, **near)
         num_bytes = block.num_bytes if self._room.sizes.exact else len(data)
         self.stats.observe("encode", time.perf_counter() - started, num_bytes=num_bytes)
@@ -265,19 +268,3 @@ class ColdTier:
             self.layers.cancel()
         self.near.clear()
         self.store = BlockStore(self.store.budget_bytes, self.near.forget)
-
-
-def _decode_view(decode: Callable[..., None], view: View, slots: Any, position: int) -> None:
-    """Rebuild the rows of ``view``; ``position`` is that of row 0 of its block."""
-    block = view.block
-    if block.state is not BlockState.READY:
-        raise ValueError("the block was never encoded")
-    near = {}
-    if block.references:
-        near["references"] = [reference.block.data for reference in _ready(block)]
-    decode(block.data, view.start, view.stop, slots, position, **near)
-
-
-def _ready(block: Block) -> list[BlockReference]:
-    """What ``block`` is coded as differences from: the same before it is encoded and ever after."""
-    return [reference for reference in block.references if reference.block.state is BlockState.READY]

@@ -235,6 +235,8 @@ class PLTRadixCache(TrieCache):
             self.decisions.record("checkpoint", tokens=key_len, duplicates=hot_len - protected, bits=bits)
         if grafts is not None:
             grafts.computed(req, up_to)
+        if req.output_ids and not req.finished():  # its prompt has been computed; encode that while it decodes
+            self.cold.write_ahead(self._free_share(), node)
 
     def _split_at_prompt(self, req: Req, key: Key, key_len: int, priority: int) -> None:
         """Let the prompt outlive the answer: its nodes rank one priority higher and end where the prompt ends."""

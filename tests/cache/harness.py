@@ -231,10 +231,14 @@ class Harness:
         return hits
 
     def extend(self, request: Request, end: int) -> None:
-        """Compute tokens up to position ``end`` and checkpoint them, as one prefill chunk."""
+        """Compute and checkpoint tokens up to ``end``, as one prefill chunk; with the last comes an output token."""
         self.compute(request, end)
         request.extend_end = end
+        outputs = request.output_ids
+        if end == len(request.full_untruncated_fill_ids):
+            request.output_ids = outputs + array("q", [0])
         self.cache.checkpoint(request, up_to=end)
+        request.output_ids = outputs
         request.prefix_len = end
 
     def compute(self, request: Request, end: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
 
 from sglang_plt.blocks import BlockState
+from sglang_plt.cache.views import joined
 from sglang_plt.codec import decode_block, encode_block, make_codec
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES, block_limit
@@ -308,6 +309,32 @@ def test_nothing_is_written_ahead_while_slots_are_plenty():
     assert harness.cache.cold.store.used_bytes == 0
     serve(harness, OTHER[:24])  # less than an eighth is free now
     assert harness.cache.cold.store.used_bytes > 0
+
+
+def test_a_prompt_is_written_while_its_request_runs():
+    harness = Harness("plt", slots=72, config=PLTConfig(restore_threshold=1, write_ahead=72))
+    harness.admit(Request("a", LONG + OTHER[:24]))  # less than an eighth is free, all of it is locked
+    (node,) = harness.cache.trie.nodes()
+    assert node.lock_count
+    assert sum(len(view) for view in node.views) == len(node)
+    harness.decode(harness.running[0], 7)
+    harness.check()
+    harness.release(harness.running[0], checkpoint=True)
+    harness.check()
+
+
+def test_a_block_that_splits_have_cut_is_decoded_once():
+    harness = Harness("plt", slots=45, config=PLTConfig(restore_threshold=1, write_ahead=72))
+    serve(harness, LONG)
+    serve(harness, LONG[:20] + OTHER[:4])
+    harness.evict(45)
+    request = Request("again", LONG)
+    harness.admit(request)
+    assert harness.cache.stats.restored_tokens >= len(LONG) - 2
+    path = [node for node in harness.cache.trie.path(request.last_node) if node.views]
+    assert len(path) > 1
+    ((first, view),) = joined(path)
+    assert (first, view.start, view.stop) == (0, 0, len(LONG))
 
 
 def test_giving_up_half_a_block_finishes_it_first():
