@@ -55,7 +55,7 @@ class Limits:
 
     recompute: int = 16
     max_difference: float = 0.02
-    max_difference_before: float = 0.05
+    max_difference_before: float = 0.06
     min_tokens: int = 256
     min_span: int = 64
     max_spans: int = 4
