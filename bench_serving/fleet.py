@@ -34,6 +34,7 @@ from bench_serving.workloads import ModelTokenizer
 from bench_serving.workloads.fleet import Fleet
 from sglang_plt.cli.errors import UserError
 from sglang_plt.client import RequestError
+from sglang_plt.config import PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 from sglang_plt.results import Row, write_rows
 from sglang_plt.serving import ServerProcess, ServerStartError
@@ -63,6 +64,8 @@ def parse_arm(name: str) -> Arm:
 def run(plan: Plan, arms: Sequence[str], *, equal_bytes: bool = True) -> Iterator[list[Row]]:
     """Start server after server; the rows of each, as they are done.
 
+    Arms that need a profile come first: should one lack it, that shows at once.
+
     Raises:
         ServerStartError, FleetError, RequestError, OSError: and everything ends.
     """
@@ -73,7 +76,7 @@ def run(plan: Plan, arms: Sequence[str], *, equal_bytes: bool = True) -> Iterato
     ]
     with _started(plan.reference_server(), "reference") as server:
         reference = reference_run(plan, server, _saying("reference"))
-    for name in arms:
+    for name in sorted(arms, key=lambda name: parse_arm(name).codec not in PROFILED):
         yield from _run_arm(plan, name, reference, equal_bytes)
 
 

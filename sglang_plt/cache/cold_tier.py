@@ -112,11 +112,14 @@ class ColdTier:
         if not self.config.write_ahead or free_share > _PLENTY:
             return
         # copies of hot rows hold no context of their own, so they may take an eighth of the budget at most
-        most = self.store.budget_bytes // (8 * self._room.sizes.of_row)
-        most = min(self.config.write_ahead, most)
+        most = min(self.config.write_ahead, self.store.budget_bytes // (8 * self._room.sizes.of_row))
         line = self.trie.in_line(self.trie.hot_queue, most)
-        if running is not None and (left := most - sum(map(len, line))) > 0:
-            line += [node for node in self.trie.path(running) if node.lock_count and len(node) <= left]
+        if running is not None:
+            left = most - sum(map(len, line))
+            for node in self.trie.path(running):  # locked, so none of them is in line
+                if not node.views and len(node) <= left:
+                    line.append(node)
+                    left -= len(node)
         queued: list[Block] = []
         for node in line:
             if node.views or node.lossy or len(node) > most:

@@ -86,7 +86,7 @@ class Grafts:
         if state is None:
             state = NearRequest()
             setattr(req, STATE, state)
-            self._check_mode(req)
+            self._check_mode(req, state)
         state.mode, state.prefix = self.mode_of(req), False
         found = self._tree.match(key) if state.mode == ON else None
         if found is None or found[1].stop < exact + self._limits.min_span:
@@ -121,18 +121,6 @@ class Grafts:
         while state.spans and state.spans[0].stop - computed < self._limits.min_span:
             state.spans.pop(0)
         return state.spans[0].start if state.spans and state.spans[0].start > computed else None
-
-    def _check_mode(self, req: Any) -> None:
-        asked = asked_mode(req)
-        if asked is not None and asked not in MODES:
-            self.stats.refusals[Refusal.UNKNOWN_MODE.value] += 1
-            logger.warning(
-                "PLT cache: near-miss: request %s has %s=%.40r in its custom_params and is computed: it can be %s",
-                req.rid,
-                STATE,
-                asked,
-                ", ".join(MODES),
-            )
 
     def waits(self, req: Any) -> bool:
         """Whether a request waits for another one's chunks once more; if not, it is computed."""
@@ -174,6 +162,18 @@ class Grafts:
         self._donors.used(state.donor)
         self.stats.planned_tokens += sum(map(len, state.spans))
         self._cache.decisions.record("near_miss", spans=len(state.spans), tokens=sum(map(len, state.spans)))
+
+    def _check_mode(self, req: Any, state: NearRequest) -> None:
+        asked = asked_mode(req)
+        if asked is not None and asked not in MODES:
+            self._refuse(state, Refusal.UNKNOWN_MODE)
+            logger.warning(
+                "PLT cache: near-miss: request %s has %s=%.40r in its custom_params and is computed: it can be %s",
+                req.rid,
+                STATE,
+                asked,
+                ", ".join(MODES),
+            )
 
     def _refuse(self, state: NearRequest, reason: Refusal) -> None:
         state.spans = []
