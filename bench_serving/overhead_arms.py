@@ -66,6 +66,7 @@ class FreeCodec:
     lossless = True
     fixed_size = True
     takes_references = False
+    takes_tokens = False
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return num_rows

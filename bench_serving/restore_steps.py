@@ -43,6 +43,7 @@ class BlockCodec:
         self.lossless = name == "raw"
         self.fixed_size = self._codec.fixed_size
         self.takes_references = False
+        self.takes_tokens = False
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return block_limit(self._codec, num_rows, exact_rows(position, num_rows))
@@ -50,11 +51,20 @@ class BlockCodec:
     def advance(self, agree_min) -> bool:
         return False
 
-    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False, references: Any = ()) -> np.ndarray:
+    def encode(
+        self, slots: torch.Tensor, position: int, teaches: bool = False, references: Any = (), tokens: Any = None
+    ) -> np.ndarray:
         return encode_block(self._codec, _FINGERPRINT, slots, position)
 
     def decode(
-        self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int, references: Any = ()
+        self,
+        data: np.ndarray,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Any = (),
+        tokens: Any = None,
     ) -> None:
         decode_block(self._codec, _FINGERPRINT, data, start, stop, slots, position)
 

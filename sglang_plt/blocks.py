@@ -56,6 +56,7 @@ class Block:
         settled: whether ``num_bytes`` is final.
         teaches: whether its rows may go into what is learned from rows.
         references: blocks that its rows resemble; held until its own bytes are released.
+        tokens: ids of its rows, where they are coded with their help; a view of the array of a node's key.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Block:
     settled: bool = False
     teaches: bool = False
     references: tuple[BlockReference, ...] = ()
+    tokens: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

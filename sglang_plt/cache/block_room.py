@@ -32,6 +32,10 @@ class _Plan:
     def tokens(self, node: Node) -> array:
         return node.key.tokens[self.start : self.start + self.rows]
 
+    def view(self, node: Node) -> memoryview:
+        """The same without a copy."""
+        return memoryview(node.key.tokens)[self.start : self.start + self.rows]
+
 
 class BlockRoom:
     """Reserves and frees blocks for the cold tier that owns it.
@@ -71,13 +75,18 @@ class BlockRoom:
         views = []
         for plan, size in zip(plans, sizes, strict=True):
             slots = node.slots[plan.start : plan.start + plan.rows]
-            views.append(store.add(plan.rows, size, node.start + plan.start, slots, teaches, plan.near))
+            tokens = plan.view(node) if self._takes_tokens and not node.key.bigram else None
+            views.append(store.add(plan.rows, size, node.start + plan.start, slots, teaches, plan.near, tokens))
         self._tier.trie.set_views(node, views)
         if self._finds and not is_near_miss(node.key.namespace):
             for plan, view in zip(plans, views, strict=True):
                 self._tier.near.add(view.block, node, plan.tokens(node))
         self._log("write", node=node.id, tokens=len(node), near=sum(plan.num_near for plan in plans))
         return True
+
+    @property
+    def _takes_tokens(self) -> bool:
+        return self._tier.codec is not None and self._tier.codec.takes_tokens
 
     @property
     def _finds(self) -> bool:

@@ -246,10 +246,12 @@ class ColdTier:
     def _encode(self, block: Block) -> Any:
         assert self.codec is not None
         started = time.perf_counter()
-        near = {}
+        given: dict[str, Any] = {}
         if block.references:
-            near["references"] = [(reference.block.data, reference.stretches) for reference in ready(block)]
-        data = self.codec.encode(block.slots, block.position, block.teaches, **near)
+            given["references"] = [(reference.block.data, reference.stretches) for reference in ready(block)]
+        if block.tokens is not None:
+            given["tokens"] = block.tokens
+        data = self.codec.encode(block.slots, block.position, block.teaches, **given)
         num_bytes = block.num_bytes if self._room.sizes.exact else len(data)
         self.stats.observe("encode", time.perf_counter() - started, num_bytes=num_bytes)
         return data

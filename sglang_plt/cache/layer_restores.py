@@ -66,7 +66,8 @@ class LayerRestores:
 
     Args:
         num_layers: of the pool.
-        begin: ``begin(data, start, stop, slots, position, references=())`` checks a block and returns its writer.
+        begin: ``begin(data, start, stop, slots, position, references=(), tokens=None)`` checks a block and returns its
+            writer.
     """
 
     def __init__(self, num_layers: int, begin: Callable[..., LayerWriter], stream: SideStream):
@@ -92,10 +93,10 @@ class LayerRestores:
         with self._stream.started():
             return in_turn(calls)
 
-    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> None:
+    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, **given: Any) -> None:
         """Check a block and write the first layer of its rows ``start .. stop``; within :meth:`run` only."""
         self._stream.keep(slots)
-        writer = self._begin(data, start, stop, slots, position, references)
+        writer = self._begin(data, start, stop, slots, position, **given)
         writer.write_to(1)
         self._opened.append(writer)
 

@@ -22,18 +22,32 @@ class RowCodec(Protocol):
     def takes_references(self) -> bool:
         """True when rows can be coded as differences from those of other blocks."""
 
-    def encode(self, slots: Any, position: int, teaches: bool = False, references: Any = ()) -> Any:
+    @property
+    def takes_tokens(self) -> bool:
+        """True when rows are, or will be, coded with the help of their tokens."""
+
+    def encode(self, slots: Any, position: int, teaches: bool = False, references: Any = (), tokens: Any = None) -> Any:
         """Encode the rows of ``slots``; ``position`` is the sequence position of the first.
 
         ``teaches``: what is learned from rows may learn from these. ``references``: encoded blocks, each with its
-        stretches, see :class:`sglang_plt.blocks.BlockReference`; only where :attr:`takes_references`.
+        stretches, see :class:`sglang_plt.blocks.BlockReference`; only where :attr:`takes_references`. ``tokens``: ids
+        of the rows, only where :attr:`takes_tokens`.
         """
 
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Change to what was learned meanwhile, on all ranks at once; called at the same steps on every rank."""
 
-    def decode(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> None:
+    def decode(
+        self,
+        data: Any,
+        start: int,
+        stop: int,
+        slots: Any,
+        position: int,
+        references: Any = (),
+        tokens: Any = None,
+    ) -> None:
         """Rebuild rows ``[start, stop)`` into ``slots``; ``position`` is that of row 0. Raises before it writes.
 
-        ``references``: the blocks that it was encoded with.
+        ``references``, ``tokens``: the blocks and the tokens of all its rows that it was encoded with.
         """

@@ -27,10 +27,12 @@ def decode_view(decode: Callable[..., None], view: View, slots: Any, position: i
     block = view.block
     if block.state is not BlockState.READY:
         raise ValueError("the block was never encoded")
-    near = {}
+    given: dict[str, Any] = {}
     if block.references:
-        near["references"] = [reference.block.data for reference in ready(block)]
-    decode(block.data, view.start, view.stop, slots, position, **near)
+        given["references"] = [reference.block.data for reference in ready(block)]
+    if block.tokens is not None:
+        given["tokens"] = block.tokens
+    decode(block.data, view.start, view.stop, slots, position, **given)
 
 
 def ready(block: Block) -> list[BlockReference]:

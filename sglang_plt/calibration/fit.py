@@ -28,7 +28,7 @@ class UnitFit:
     """``predicted = bias + below @ weights``; ``row = predicted + codes @ basis``; float64.
 
     Attributes:
-        weights: ``[width below, width]``; no rows for the first unit.
+        weights: ``[inputs, width]``; of the tokens' features, where they predict this unit, then of the layer below.
         bias: ``[width]``.
         basis: ``[width, width]``, one component a row, in units of the quantiser's step, largest variance first.
         analysis: ``[width, width]``, its inverse: ``codes = round((row - predicted) @ analysis)``.
@@ -49,6 +49,7 @@ def fit_units(
     step: float,
     predicts: bool = True,
     on_unit: Callable[[int], None] = lambda unit: None,
+    token_layers: int = 0,
 ) -> Iterator[UnitFit]:
     """Yield the fit of every unit, from the first to the last.
 
@@ -57,14 +58,16 @@ def fit_units(
         sensitivity: of a unit, the symmetric positive Fisher information ``[width, width]`` of its rows.
         step: quantiser step in weighted coordinates; see :func:`step_for`.
         predicts: False leaves the prediction out: a unit is coded as its distance from the mean.
+        token_layers: units that begin below this layer are predicted from token features too.
     """
-    noise: torch.Tensor | None = None
+    noise = torch.zeros(0, 0, dtype=torch.float64)
     for number, unit in enumerate(units):
-        below_mean, mean, xx, xy, yy = moments.covariances(unit)
-        if noise is None or not predicts:
+        below_mean, mean, xx, xy, yy = moments.covariances(unit, tokens=unit.start < token_layers)
+        if not len(xx) or not predicts:
             weights, residual, below_mean = xy[:0], yy, below_mean[:0]
         else:
-            noisy = xx + noise
+            noisy = xx.clone()
+            noisy[len(xx) - len(noise) :, len(xx) - len(noise) :] += noise
             ridge = _RIDGE * noisy.diagonal().mean() * torch.eye(len(noisy), dtype=torch.float64)
             weights = torch.linalg.solve(noisy + ridge, xy)
             cross = weights.T @ xy

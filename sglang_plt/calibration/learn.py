@@ -49,16 +49,17 @@ class SelfCalibration(Generic[T]):
     """
 
     def __init__(self, info: ProfileInfo, build: Callable[[Profile], T]) -> None:
-        size = Moments.num_bytes(info.num_layers, info.width, info.group)
+        self._shape = (info.num_layers, info.width, info.group, info.hidden, info.token_layers)
+        size = Moments.num_bytes(*self._shape)
         if size > MAX_BYTES:
             raise ValueError(f"its second moments would take {size} bytes, more than {MAX_BYTES}")
         step = (12 * NOISE_SHARE) ** 0.5
         self.info = replace(info, step=step, scale=SCALES[info.codec], sensitivity="kind")
-        self.rows_wanted = ROWS_PER_CHANNEL * info.width * (info.group + 1)
+        self.rows_wanted = ROWS_PER_CHANNEL * (info.width * (info.group + 1) + info.hidden)
         self.result: T | None = None
         self.done = False
         self._build = build
-        self._rows: queue.Queue[Sequence[torch.Tensor]] = queue.Queue(_WAITING)
+        self._rows: queue.Queue[tuple[Sequence[torch.Tensor], torch.Tensor | None]] = queue.Queue(_WAITING)
         self._enough = False
         self._thread: threading.Thread | None = None
 
@@ -67,10 +68,14 @@ class SelfCalibration(Generic[T]):
         """False while rows wait, and once enough were gathered."""
         return not self._enough and not self._rows.full()
 
-    def offer(self, layers: Sequence[torch.Tensor]) -> None:
-        """Rows of the same tokens in every layer, float32 ``[n, width]``; returns at once. One thread at a time."""
+    def offer(self, layers: Sequence[torch.Tensor], features: torch.Tensor | None = None) -> None:
+        """Rows of the same tokens in every layer, float32 ``[n, width]``; returns at once. One thread at a time.
+
+        Args:
+            features: of these tokens, float32 ``[n, hidden]``, where the profile is to predict from them.
+        """
         try:
-            self._rows.put_nowait(layers)
+            self._rows.put_nowait((layers, features))
         except queue.Full:
             return
         if self._thread is None:
@@ -85,9 +90,9 @@ class SelfCalibration(Generic[T]):
     def _run(self) -> None:
         info = self.info
         try:
-            moments = Moments(info.num_layers, info.width, info.group)
+            moments = Moments(*self._shape)
             while moments.count < self.rows_wanted:
-                moments.add(self._rows.get())
+                moments.add(*self._rows.get())
             self._enough = True
             profile = make_profile(replace(info, tokens=moments.count), moments, lambda unit: self._even(moments, unit))
             self.result = self._build(profile)

@@ -10,8 +10,8 @@ from sglang_plt.calibration.fit import fit_units
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo, QuantisedMatrix, UnitTransform
 
-SCALES = {"dense": 1.0, "fast": 0.75}
-"""Quantiser steps of equal divergence, in steps of ``dense``; fixed-width levels are coarser for their size."""
+SCALES = {"dense": 1.24, "fast": 0.75}
+"""Quantiser steps of equal divergence, in steps of rounding: a trellis is finer for its step, fixed widths coarser."""
 
 
 def make_profile(
@@ -25,7 +25,7 @@ def make_profile(
     Args:
         sensitivity: Fisher information of the rows of a unit's layers.
     """
-    fits = fit_units(moments, info.units, sensitivity, info.step, info.predicts, on_unit)
+    fits = fit_units(moments, info.units, sensitivity, info.step, info.predicts, on_unit, info.token_layers)
     units = [
         UnitTransform(QuantisedMatrix.of(fit.weights), fit.bias.float(), QuantisedMatrix.of(fit.basis)) for fit in fits
     ]

@@ -1,4 +1,4 @@
-"""Second moments of a unit's rows and of the rows below it: all that a fit needs, and nothing that spells a text."""
+"""Second moments of rows and of what they are predicted from: all that a fit needs, nothing that spells a text."""
 
 from __future__ import annotations
 
@@ -10,40 +10,61 @@ from sglang_plt.codec.profile import unit_layers
 
 
 class Moments:
-    """Sums over rows of ``x^T x`` with ``x = [row of the layer below the unit, rows of its layers, 1]``, one a unit.
+    """Sums over rows of ``x^T x`` with ``x = [token features, row of the layer below, rows of the unit's layers, 1]``.
 
     Args:
         num_layers: layers of the model.
         width: channels of one layer's row, ``kv_heads * (head_dim + v_head_dim)``.
         group: layers of a unit.
+        hidden: channels of the token features, see :class:`sglang_plt.codec.TokenEmbedding`.
+        token_layers: units that begin below this layer take the features in.
 
     Attributes:
         count: rows that were added.
-        sums: float64 ``[n, n]`` a unit, ``n = width * (1 + layers) + 1``, without ``width`` for the first unit.
+        sums: float64 ``[n, n]`` a unit, ``n = hidden + width * (1 + layers) + 1``, without ``width`` for the first unit
+            and without ``hidden`` for those behind ``token_layers``.
     """
 
-    def __init__(self, num_layers: int, width: int, group: int = 1) -> None:
-        self.width = width
+    def __init__(self, num_layers: int, width: int, group: int = 1, hidden: int = 0, token_layers: int = 0) -> None:
+        self.width, self.hidden, self._token_layers = width, hidden, token_layers
         self.count = 0
         self.units = unit_layers(num_layers, group)
-        sizes = [width * (bool(unit.start) + len(unit)) + 1 for unit in self.units]
+        sizes = [self._inputs(unit) + width * len(unit) + 1 for unit in self.units]
         self.sums = [torch.zeros(size, size, dtype=torch.float64) for size in sizes]
 
-    @staticmethod
-    def num_bytes(num_layers: int, width: int, group: int = 1) -> int:
-        """Memory that the moments of such a model take."""
-        units = unit_layers(num_layers, group)
-        return sum(8 * (width * (bool(unit.start) + len(unit)) + 1) ** 2 for unit in units)
+    def hidden_of(self, unit: range) -> int:
+        """Channels of token features in front of those of the layer below ``unit``, one of :attr:`units`."""
+        return self.hidden if unit.start < self._token_layers else 0
 
-    def add(self, rows: Sequence[torch.Tensor]) -> None:
-        """Add rows of the same tokens in every layer, float32 ``[n, width]`` each; rows with NaN or inf are skipped."""
+    def _inputs(self, unit: range) -> int:
+        return self.hidden_of(unit) + self.width * bool(unit.start)
+
+    @staticmethod
+    def num_bytes(num_layers: int, width: int, group: int = 1, hidden: int = 0, token_layers: int = 0) -> int:
+        """Memory that the moments of such a model take."""
+        total = 0
+        for unit in unit_layers(num_layers, group):
+            size = width * (bool(unit.start) + len(unit)) + 1 + (hidden if unit.start < token_layers else 0)
+            total += 8 * size**2
+        return total
+
+    def add(self, rows: Sequence[torch.Tensor], features: torch.Tensor | None = None) -> None:
+        """Add rows of the same tokens in every layer, float32 ``[n, width]`` each; rows with NaN or inf are skipped.
+
+        Args:
+            features: of the tokens, float32 ``[n, hidden]``; needed where ``hidden`` is not 0.
+        """
         finite = torch.stack([layer.isfinite().all(1) for layer in rows]).all(0)
         one = torch.ones(int(finite.sum()), 1, device=rows[0].device)
         if not len(one):
             return
         for unit, sums in zip(self.units, self.sums, strict=True):
             first = max(unit.start - 1, 0)
-            x = torch.cat([*(layer[finite] for layer in rows[first : unit.stop]), one], 1)
+            parts = [*(layer[finite] for layer in rows[first : unit.stop]), one]
+            if self.hidden_of(unit):
+                assert features is not None
+                parts.insert(0, features[finite])
+            x = torch.cat(parts, 1)
             mean = x.mean(0)
             x = x - mean  # float32 products of channels with a large mean would lose their variance
             mean, rest = mean.double().cpu(), x.sum(0, dtype=torch.float64).cpu()
@@ -52,8 +73,13 @@ class Moments:
             sums.addr_(mean, rest).addr_(rest, mean)
         self.count += len(one)
 
-    def covariances(self, layers: range) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def covariances(
+        self, layers: range, tokens: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of neighbouring ``layers`` that lie in one unit, and of the layer below them; float64.
+
+        Args:
+            tokens: whether token features, where the unit has them, stand in front of the layer below.
 
         Returns:
             ``(mean below, mean, cov(below), cov(below, layers), cov(layers))``, empty below layer 0.
@@ -67,15 +93,16 @@ class Moments:
         if not held:
             raise ValueError(f"moments: no unit holds layers {layers.start} to {layers.stop - 1}")
         unit, sums = self.units[held[0]], self.sums[held[0]]
-        first = max(unit.start - 1, 0)  # the layer whose channels come first in the sums
-        below = slice((max(layers.start - 1, 0) - first) * self.width, (layers.start - first) * self.width)
-        inside = slice((layers.start - first) * self.width, (layers.stop - first) * self.width)
-        mean, moment = sums[-1] / self.count, sums / self.count
-        covariance = moment - torch.outer(mean, mean)
+        first, hidden = max(unit.start - 1, 0), self.hidden_of(unit)  # the layer whose channels come first in the sums
+        below = torch.arange((max(layers.start - 1, 0) - first) * self.width, (layers.start - first) * self.width)
+        below = torch.cat((torch.arange(hidden if tokens else 0), hidden + below))
+        inside = hidden + torch.arange((layers.start - first) * self.width, (layers.stop - first) * self.width)
+        mean = sums[-1] / self.count
+        x, y = mean[below], mean[inside]
         return (
-            mean[below],
-            mean[inside],
-            covariance[below, below],
-            covariance[below, inside],
-            covariance[inside, inside],
+            x,
+            y,
+            sums[below][:, below] / self.count - torch.outer(x, x),
+            sums[below][:, inside] / self.count - torch.outer(x, y),
+            sums[inside][:, inside] / self.count - torch.outer(y, y),
         )

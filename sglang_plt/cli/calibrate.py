@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_plt.calibration.identity import default_profile, model_identity, profile_directory
     from sglang_plt.codec import ProfileInfo
-    from sglang_plt.codec.profile import default_group
+    from sglang_plt.codec.profile import default_group, default_token_layers
     from sglang_plt.quality import QualityError
     from sglang_plt.quality.calibrate import CHECK_WINDOWS, SENSITIVITY_WINDOWS, fit_profile
     from sglang_plt.quality.collect import Collection, collect
@@ -86,7 +86,15 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"--output={output} is not a directory that can be made: {error.strerror}") from error
     state = output / f".{identity}-{dtype}.partial"
-    collection = Collection(layout, group, f"{identity} {args.text or SOURCES} {args.tokens} {args.window} {group}")
+    hidden = 0 if args.no_predictive_delta else model.embedding.hidden
+    token_layers = max(default_token_layers(layout, codec, groups[codec]) for codec in groups)
+    collection = Collection(
+        layout,
+        group,
+        f"{identity} {args.text or SOURCES} {args.tokens} {args.window} {group} {hidden} {token_layers}",
+        hidden,
+        token_layers,
+    )
     if collection.resume(state):
         _say(f"going on after {collection.done} of {count} windows")
     _say(f"{path}: {identity}, {dtype}, text: {args.text or SOURCES}")
@@ -106,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             group=layers,
             keys_rotated=rotary is None,
             predicts=not args.no_predictive_delta,
+            hidden=hidden,
             tokens=collection.moments.count,
             sensitivity="fisher",
         )

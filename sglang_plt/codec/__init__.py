@@ -16,6 +16,7 @@ from sglang_plt.codec.block import (
     encode_block,
     fingerprint,
 )
+from sglang_plt.codec.embedding import TokenEmbedding, as_tokens
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.predictive import Predictive
@@ -33,15 +34,22 @@ CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
 }
 """Need nothing but the pool."""
 PROFILED = ("fast", "dense", "dense-tight")
-"""Need a calibrated profile; ``dense-tight`` takes 0.54 of the step of ``dense``."""
-_TIGHT = 0.54
+"""Need a calibrated profile; ``dense-tight`` takes 0.47 of the step of ``dense``."""
+_TIGHT = 0.47
 
 
-def make_codec(name: str, pool: PoolRows, rotary: Rotary | None, profile: Profile | None = None) -> Codec:
+def make_codec(
+    name: str,
+    pool: PoolRows,
+    rotary: Rotary | None,
+    profile: Profile | None = None,
+    embedding: TokenEmbedding | None = None,
+) -> Codec:
     """The codec ``name`` over ``pool``.
 
     Args:
         profile: for one of :data:`PROFILED`.
+        embedding: of the model, for a profile that predicts from tokens.
 
     Raises:
         ValueError: no such codec (the message lists the names), or it cannot serve this pool.
@@ -50,7 +58,7 @@ def make_codec(name: str, pool: PoolRows, rotary: Rotary | None, profile: Profil
         if profile is None:
             raise ValueError(f"codec {name!r} needs a profile; make one with sglang-plt calibrate")
         tight = _TIGHT if name == "dense-tight" else 1.0
-        return Predictive(pool, rotary, profile, tight * profile.info.scale)
+        return Predictive(pool, rotary, profile, tight * profile.info.scale, embedding)
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}; choose one of {', '.join((*CODECS, *PROFILED))}")
     return CODECS[name](pool, rotary)
@@ -77,7 +85,9 @@ __all__ = [
     "Rotary",
     "RowLayout",
     "Stretch",
+    "TokenEmbedding",
     "Workers",
+    "as_tokens",
     "begin_block",
     "block_limit",
     "decode_block",

@@ -49,6 +49,8 @@ class Codec(ABC):
     """True when every payload has exactly :meth:`payload_limit` bytes."""
     takes_references: bool = False
     """True when rows can be coded as differences from those of other blocks."""
+    takes_tokens: bool = False
+    """True when rows are predicted from their tokens."""
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None) -> None:
         check_pool(pool)
@@ -82,6 +84,7 @@ class Codec(ABC):
         num_exact: int,
         out: np.ndarray,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> int: ...
 
     @abstractmethod
@@ -94,6 +97,7 @@ class Codec(ABC):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> Write:
         """Check all of the payload that can be checked; what is returned writes its layers."""
 
@@ -104,6 +108,7 @@ class Codec(ABC):
         num_exact: int,
         out: np.ndarray,
         references: Sequence[OpenReference] = (),
+        tokens: np.ndarray | None = None,
     ) -> int:
         """Encode pool rows into ``out``; returns how many bytes of it are the payload.
 
@@ -114,6 +119,7 @@ class Codec(ABC):
             out: uint8 ``[payload_limit(n, num_exact)]``, C-contiguous, overwritten.
             references: payloads of this codec and profile that rows may be coded as differences from, in order of
                 preference; only where :attr:`takes_references`. What does not serve is left out.
+            tokens: int64 ``[n]``, ids of the rows; what :attr:`takes_tokens` predicts its first layers from.
 
         Raises:
             EncodeError: a row holds a value that the format cannot represent; ``out`` is then unspecified.
@@ -123,10 +129,11 @@ class Codec(ABC):
         self._check_payload("out", out, self.payload_limit(len(slots), num_exact), exact=True)
         if references and not self.takes_references:
             raise ValueError(f"codec: {self.name} codes no differences from other blocks")
+        self._check_tokens(tokens, len(slots))
         if out.ctypes.data % 16 == 0:
-            return self._encode(slots, position, num_exact, out, references)
+            return self._encode(slots, position, num_exact, out, references, tokens)
         aligned: np.ndarray = np.empty(len(out), np.uint8)
-        used = self._encode(slots, position, num_exact, aligned, references)
+        used = self._encode(slots, position, num_exact, aligned, references, tokens)
         out[:used] = aligned[:used]
         return used
 
@@ -140,9 +147,10 @@ class Codec(ABC):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference] = (),
+        tokens: np.ndarray | None = None,
     ) -> None:
         """Reconstruct rows ``start .. stop`` of a payload into the pool; takes and raises what :meth:`begin` does."""
-        self.begin(payload, num_rows, num_exact, start, stop, slots, position, references).write_all()
+        self.begin(payload, num_rows, num_exact, start, stop, slots, position, references, tokens).write_all()
 
     def begin(
         self,
@@ -154,6 +162,7 @@ class Codec(ABC):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference] = (),
+        tokens: np.ndarray | None = None,
     ) -> LayerWriter:
         """Reconstruct rows ``start .. stop`` of a payload into the pool, layer by layer.
 
@@ -167,6 +176,7 @@ class Codec(ABC):
             position: absolute position of row 0 of the *payload* at its new place. Rows that were kept exact, and all
                 rows when :attr:`stores_rotated_keys`, are right at their old position only.
             references: those that the payload names, in any order; more do no harm.
+            tokens: int64 ``[num_rows]``, those that the payload was encoded with.
 
         Raises:
             ValueError: an argument is not as above; nothing is written. BlockDamaged where that is the payload or a
@@ -177,13 +187,15 @@ class Codec(ABC):
         if len(slots) != stop - start:
             raise ValueError(f"codec: rows {start}..{stop} need {stop - start} slots, got {len(slots)}")
         self._check_rows(slots, position, num_rows, num_exact)
+        self._check_tokens(tokens, num_rows)
         self._check_payload("payload", payload, self.payload_limit(num_rows, num_exact), exact=self.fixed_size)
         num_layers = self.layout.num_layers
         if start == stop:
             return LayerWriter(num_layers, lambda first, stop: None)
         if payload.ctypes.data % 16:
             payload = payload.copy()
-        return LayerWriter(num_layers, self._begin(payload, num_rows, num_exact, start, slots, position, references))
+        write = self._begin(payload, num_rows, num_exact, start, slots, position, references, tokens)
+        return LayerWriter(num_layers, write)
 
     def warm_up(self) -> None:
         """Compile what encode and decode need, on a scratch pool of one layer; the real pool is not touched."""
@@ -217,6 +229,10 @@ class Codec(ABC):
             raise ValueError(f"codec: position must not be negative, got {position}")
         if not 0 <= num_exact <= min(EXACT_TOKENS, num_rows):
             raise ValueError(f"codec: num_exact must be in 0..{min(EXACT_TOKENS, num_rows)}, got {num_exact}")
+
+    def _check_tokens(self, tokens: np.ndarray | None, num_rows: int) -> None:
+        if tokens is not None and (tokens.dtype != np.int64 or tokens.shape != (num_rows,)):
+            raise ValueError(f"codec: tokens must be int64 [{num_rows}], got {tokens.dtype} {tokens.shape}")
 
     def _check_payload(self, name: str, array: np.ndarray, limit: int, exact: bool) -> None:
         fits = len(array) == limit if exact else len(array) <= limit

@@ -126,7 +126,12 @@ def _checksum(block: np.ndarray) -> int:
 
 
 def encode_block(
-    codec: Codec, model: int, slots: torch.Tensor, position: int, references: Sequence[Reference] = ()
+    codec: Codec,
+    model: int,
+    slots: torch.Tensor,
+    position: int,
+    references: Sequence[Reference] = (),
+    tokens: np.ndarray | None = None,
 ) -> np.ndarray:
     """Encode pool rows as one block.
 
@@ -137,6 +142,7 @@ def encode_block(
         position: absolute position of the first one. Rows at positions 0..3 are kept bit for bit.
         references: blocks that stretches of the rows may be coded as differences from, in order of preference. One
             that is damaged, of another codec or profile, or has references itself is not used.
+        tokens: int64 ``[n]``, ids of the rows; a codec that predicts from them needs the same to decode.
 
     Returns:
         uint8, at most :func:`block_limit`, read-only.
@@ -153,7 +159,7 @@ def encode_block(
     for reference in references if codec.takes_references else ():
         with contextlib.suppress(BlockDamaged):
             usable.append(_open(codec, model, reference.block, reference.stretches))
-    used = codec.encode(slots, position, num_exact, block[HEADER_BYTES:], usable)
+    used = codec.encode(slots, position, num_exact, block[HEADER_BYTES:], usable, tokens)
     if HEADER_BYTES + used < len(block):
         block = block[: HEADER_BYTES + used].copy()
     header = _expected(codec, model, len(slots), num_exact, position, used)
@@ -210,9 +216,10 @@ def decode_block(
     slots: torch.Tensor,
     position: int,
     references: Sequence[np.ndarray] = (),
+    tokens: np.ndarray | None = None,
 ) -> None:
     """Reconstruct rows ``start .. stop`` of ``block``; takes and raises what :func:`begin_block` does."""
-    begin_block(codec, model, block, start, stop, slots, position, references).write_all()
+    begin_block(codec, model, block, start, stop, slots, position, references, tokens).write_all()
 
 
 def begin_block(
@@ -224,6 +231,7 @@ def begin_block(
     slots: torch.Tensor,
     position: int,
     references: Sequence[np.ndarray] = (),
+    tokens: np.ndarray | None = None,
 ) -> LayerWriter:
     """Reconstruct rows ``start .. stop`` of ``block`` into the codec's pool, layer by layer.
 
@@ -236,10 +244,11 @@ def begin_block(
         slots: int64 ``[stop - start]``, where the rows go.
         position: absolute position of row 0 of the block at its new place.
         references: the blocks that it was encoded with.
+        tokens: int64, of all its rows, as it was encoded with.
 
     Raises:
         BlockDamaged: the bytes are not a block of this codec, model and layout, or cannot serve this position; or a
-            reference is damaged, or one that the rows need is not there.
+            reference is damaged, or one that the rows need is not there; or the tokens are others.
         ValueError: another argument is not as above.
     """
     header = check_block(codec, model, block)
@@ -248,4 +257,4 @@ def begin_block(
         raise BlockDamaged(f"position: keys are stored rotated at {header.position}, asked for {position}")
     opened = [_open(codec, model, reference) for reference in references]
     payload = block[HEADER_BYTES:]
-    return codec.begin(payload, header.num_rows, header.num_exact, start, stop, slots, position, opened)
+    return codec.begin(payload, header.num_rows, header.num_exact, start, stop, slots, position, opened, tokens)

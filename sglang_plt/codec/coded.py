@@ -31,6 +31,11 @@ class Mode(IntEnum):
     DIFFERENCES = 2
 
 
+TOKENS = 4
+"""Added to the mode where rows are predicted from their tokens, whose hash stands in front of the codes."""
+_HASH = struct.Struct("<Q")
+
+
 @dataclass(frozen=True)
 class CodedRows:
     """Rows behind the exact ones, as codes.
@@ -43,6 +48,7 @@ class CodedRows:
         own: what the packing stored of every unit, of rows without a reference; empty where all have one.
         sources: None where no row has one.
         differences: int16 ``[components, rows]`` a unit, of rows with a reference.
+        tokens: hash of the tokens that rows are predicted from; None where they are not.
     """
 
     num_rows: int
@@ -52,6 +58,7 @@ class CodedRows:
     own: list[Any]
     sources: Sources | None = None
     differences: Sequence[np.ndarray] = ()
+    tokens: int | None = None
 
 
 def write(coded: CodedRows, exact: Sequence[bytes], rows: Sequence[torch.Tensor], packing: Packing) -> bytes:
@@ -62,11 +69,14 @@ def write(coded: CodedRows, exact: Sequence[bytes], rows: Sequence[torch.Tensor]
         rows: of every layer, float32 ``[coded rows, width]``, of which the escaped ones are stored.
     """
     mode = Mode.CODED if coded.sources is None else Mode.DIFFERENCES
-    parts = [HEAD.pack(mode, len(coded.escaped), coded.scale), *exact]
+    predicted = 0 if coded.tokens is None else TOKENS
+    parts = [HEAD.pack(mode + predicted, len(coded.escaped), coded.scale), *exact]
     parts.append(coded.escaped.astype(np.uint8).tobytes())
     if len(coded.escaped):
         where = torch.from_numpy(coded.escaped)
         parts += [row[where.to(row.device)].cpu().numpy().tobytes() for row in rows]
+    if coded.tokens is not None:
+        parts.append(_HASH.pack(coded.tokens))
     if coded.sources is not None:
         parts += [coded.sources.pack(), delta.pack(coded.differences)]
     if coded.own:
@@ -87,8 +97,8 @@ def mode_of(payload: np.ndarray, exact_bytes: int, fallback_bytes: int) -> Mode:
     mode = HEAD.unpack_from(payload.data)[0] if len(payload) >= HEAD.size else None
     if mode == Mode.FALLBACK and len(payload) == HEAD.size + fallback_bytes:
         return Mode.FALLBACK
-    if mode in (Mode.CODED, Mode.DIFFERENCES) and len(payload) >= HEAD.size + exact_bytes:
-        return Mode(mode)
+    if mode is not None and _coded_mode(mode) and len(payload) >= HEAD.size + exact_bytes:
+        return Mode(mode & ~TOKENS)
     raise BlockDamaged(f"payload: {len(payload)} bytes of mode {mode}")
 
 
@@ -116,7 +126,7 @@ def _parse(
     payload: np.ndarray, at: int, num_rows: int, widths: Sequence[int], width: int, num_layers: int, packing: Packing
 ) -> CodedRows:
     mode, num_escaped, scale = HEAD.unpack_from(payload.data)
-    if mode not in (Mode.CODED, Mode.DIFFERENCES) or not np.isfinite(scale):
+    if not _coded_mode(mode) or not np.isfinite(scale):
         raise ValueError(f"codec: a payload of mode {mode} and scale {scale}")
     escaped: np.ndarray = payload[at : at + num_escaped].astype(np.int64)
     if len(escaped) != num_escaped or (np.diff(escaped, append=num_rows) <= 0).any():
@@ -128,9 +138,13 @@ def _parse(
         section = payload[at + layer * size : at + (layer + 1) * size].copy()
         exceptions.append(section.view(np.float32).reshape(num_escaped, width))
     at += num_layers * size
-    if mode == Mode.CODED:
+    tokens: int | None = None
+    if mode & TOKENS:
+        (tokens,) = _HASH.unpack_from(payload.data, at)
+        at += _HASH.size
+    if mode & ~TOKENS == Mode.CODED:
         own = packing.unpack(payload[at:].data, widths, num_rows)
-        return CodedRows(num_rows, scale, escaped, exceptions, own)
+        return CodedRows(num_rows, scale, escaped, exceptions, own, tokens=tokens)
     sources, used = Sources.unpack(payload[at:].data, num_rows)
     at += used
     differences, used = delta.unpack(payload[at:].data, widths, len(sources.rows))
@@ -139,7 +153,11 @@ def _parse(
     if not own_rows and at != len(payload):
         raise ValueError(f"codec: {len(payload) - at} bytes are left over")
     own = packing.unpack(payload[at:].data, widths, own_rows) if own_rows else []
-    return CodedRows(num_rows, scale, escaped, exceptions, own, sources, differences)
+    return CodedRows(num_rows, scale, escaped, exceptions, own, sources, differences, tokens)
+
+
+def _coded_mode(mode: int) -> bool:
+    return mode & ~TOKENS in (Mode.CODED, Mode.DIFFERENCES)
 
 
 def unit_components(
@@ -188,7 +206,7 @@ def unit_components(
         where = np.flatnonzero(codes.any(axis=1))
         kept, used = torch.from_numpy(codes[where]).to(device).float().T, torch.from_numpy(where).to(device)
         for at, row, length in _runs(sources.rows[low:high]):
-            add(row, kept[at : at + length], used, coded.scale)
+            add(row, kept[at : at + length], used, coded.scale * packing.difference_step)
     stretches = [stretch for stretch in sources.stretches() if stretch[2] < last and stretch[2] + stretch[3] > first]
     for block, of in enumerate(opened):
         begins = [begin for number_of, begin, _, _ in stretches if number_of == block]

@@ -68,7 +68,8 @@ class Differences:
             escaped: bool ``[all rows]``, rows whose codes do not matter; those too far from their reference are added.
         """
         reference = self._reference(number, components.device)
-        codes = quantise(components - reference, self._packing.quiet_zone)
+        step = self._packing.difference_step
+        codes = quantise((components - reference) / step, self._packing.quiet_zone)
         escaped[self.rows] |= ~(codes.abs().amax(1) <= LARGEST)
         codes[escaped[self.rows]] = 0
         self._direct.add(components.round())
@@ -76,7 +77,7 @@ class Differences:
         stored = codes.T.to(torch.int16).cpu().numpy()
         short = -len(stored) % entropy.BAND
         self.codes.append(np.pad(stored, ((0, short), (0, 0))) if short else stored)
-        return reference + codes
+        return reference + step * codes
 
     def _reference(self, number: int, device: torch.device) -> torch.Tensor:
         """The references' components in steps, float32 ``[rows, width]``."""
@@ -168,7 +169,7 @@ def _pack_groups(whole: np.ndarray, groups: np.ndarray) -> bytes:
     parts = [bytes([int(groups.any())]), np.packbits(_bits(groups)).tobytes() if groups.any() else b""]
     for group in range(int(groups.max()) + 1):
         rows = np.ascontiguousarray(whole[:, groups == group])
-        coded = entropy.encode(rows) if rows.shape[1] else b""
+        coded = entropy.encode_numbers(rows) if rows.shape[1] else b""
         parts += [len(coded).to_bytes(4, "little"), coded]
     return b"".join(parts)
 
@@ -199,7 +200,7 @@ def unpack(data: memoryview, widths: Sequence[int], rows: int) -> tuple[list[np.
         at += 4
         where = groups == group
         if size:
-            whole[:, where] = entropy.decode(data[at : at + size], len(whole), int(np.count_nonzero(where)))
+            whole[:, where] = entropy.decode_numbers(data[at : at + size], len(whole), int(np.count_nonzero(where)))
         elif where.any():
             raise ValueError(f"delta: group {group} has rows and no codes")
         at += size

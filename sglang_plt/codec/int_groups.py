@@ -88,6 +88,7 @@ class IntGroups(Codec):
         num_exact: int,
         out: np.ndarray,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> int:
         if self.rotary is not None:
             self.rotary.check_positions(position, len(slots))
@@ -112,6 +113,7 @@ class IntGroups(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> Write:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))

@@ -17,6 +17,7 @@ import torch
 from sglang_plt.codec.base import Codec, as_bytes
 from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, write
 from sglang_plt.codec.delta import Differences
+from sglang_plt.codec.embedding import TokenEmbedding, token_hash
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.layers import Write
 from sglang_plt.codec.packing import LARGEST, PACKINGS
@@ -39,15 +40,23 @@ class Predictive(Codec):
     Args:
         profile: names the codec, ``fast`` or ``dense``, and with it the packing.
         scale: steps of the profile in a step of the quantiser; half of it means a quarter of the divergence.
+        embedding: the model's, where the first layers are to be predicted from tokens as the profile can.
 
     Raises:
-        ValueError: the profile was made for other rows, or cannot be used.
+        ValueError: the profile was made for other rows or another embedding, or cannot be used.
     """
 
-    version = 1
+    version = 2
     fixed_size = False
 
-    def __init__(self, pool: PoolRows, rotary: Rotary | None, profile: Profile, scale: float) -> None:
+    def __init__(
+        self,
+        pool: PoolRows,
+        rotary: Rotary | None,
+        profile: Profile,
+        scale: float,
+        embedding: TokenEmbedding | None = None,
+    ) -> None:
         super().__init__(pool, rotary)
         if profile.info.codec not in PACKINGS:
             raise ValueError(f"profile: its codec {profile.info.codec!r} is none of {', '.join(PACKINGS)}")
@@ -60,6 +69,13 @@ class Predictive(Codec):
         shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.v_head_dim, rotary is None)
         if (info.num_layers, info.kv_heads, info.head_dim, info.v_head_dim, info.keys_rotated) != shape:
             raise ValueError(f"codec {self.name}: the profile is of other rows than {layout}")
+        self._embedding = embedding if info.hidden else None
+        if self._embedding is not None and self._embedding.hidden != info.hidden:
+            raise ValueError(
+                f"codec {self.name}: the profile is of an embedding of {info.hidden} channels, not "
+                f"{self._embedding.hidden}"
+            )
+        self.takes_tokens = self._embedding is not None
         self._scatter = Scatter(pool, rotary)
         limit_blas()
         self._units = units_of(profile, pool.device)
@@ -91,10 +107,11 @@ class Predictive(Codec):
         num_exact: int,
         out: np.ndarray,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> int:
         if self.rotary is not None:
             self.rotary.check_positions(position, len(slots))
-        coded = self._coded(slots, position, num_exact, references)
+        coded = self._coded(slots, position, num_exact, references, tokens)
         if len(coded) <= len(out):
             out[: len(coded)] = np.frombuffer(coded, np.uint8)
             return len(coded)
@@ -103,7 +120,12 @@ class Predictive(Codec):
         return HEAD.size + used
 
     def _coded(
-        self, slots: torch.Tensor, position: int, num_exact: int, references: Sequence[OpenReference] = ()
+        self,
+        slots: torch.Tensor,
+        position: int,
+        num_exact: int,
+        references: Sequence[OpenReference] = (),
+        tokens: np.ndarray | None = None,
     ) -> bytes:
         """The payload, however long, in any mode but the fallback's."""
         slots = slots.to(self.pool.device)
@@ -116,24 +138,28 @@ class Predictive(Codec):
         if not len(slots):
             return b"".join((HEAD.pack(Mode.CODED, 0, self.scale), *exact))
         rows = layer_rows(self.pool, self.rotary, slots, position)
+        if self._embedding is None or self._embedding.changed:
+            tokens = None
+        tokens = None if tokens is None else tokens[num_exact:]
         near = self._differences(references, num_exact, len(slots)) if references else None
         if near is not None:
-            coded = self._quantise(rows, near)
+            coded = self._quantise(rows, near, tokens)
             dear = near.dear_rows()
             if not len(dear):
                 return write(coded, exact, rows, self.packing)
             near = near.without(dear)
-        return write(self._quantise(rows, near), exact, rows, self.packing)
+        return write(self._quantise(rows, near, tokens), exact, rows, self.packing)
 
-    def _quantise(self, rows: list[torch.Tensor], near: Differences | None) -> CodedRows:
+    def _quantise(self, rows: list[torch.Tensor], near: Differences | None, tokens: np.ndarray | None) -> CodedRows:
         """Codes of all units, of rows ``[n, width]`` a layer; rows that have a reference as differences from it."""
         escaped = torch.zeros(len(rows[0]), dtype=torch.bool, device=rows[0].device)
         for row in rows:
             escaped |= ~(row.abs().amax(1) <= _LARGEST_ROW)  # true for NaN
         own = []
         below: torch.Tensor | None = None
+        features = self._features(tokens)
         for number, unit in enumerate(self._units):
-            predicted = unit.predict(below)
+            predicted = unit.predict(below, features)
             row = torch.cat(rows[unit.layers.start : unit.layers.stop], 1)
             components = unit.analyse(row, predicted) / self.scale
             escaped |= ~(components.abs().amax(1) <= LARGEST)
@@ -156,7 +182,14 @@ class Predictive(Codec):
             own=own,
             sources=None if near is None else near.sources,
             differences=[] if near is None else near.codes,
+            tokens=None if tokens is None else token_hash(tokens),
         )
+
+    def _features(self, tokens: np.ndarray | None) -> torch.Tensor | None:
+        if tokens is None:
+            return None
+        assert self._embedding is not None
+        return self._embedding(tokens)
 
     def _differences(self, references: Sequence[OpenReference], num_exact: int, num_rows: int) -> Differences | None:
         """What the coded rows of a block resemble; None where nothing serves."""
@@ -202,6 +235,7 @@ class Predictive(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> Write:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
@@ -214,6 +248,7 @@ class Predictive(Codec):
         units: UnitWriter | None = None
         if high > low:
             coded = self._parse(payload, num_rows, num_exact)
+            features = self._features(self._checked(coded, None if tokens is None else tokens[num_exact:]))
             units = UnitWriter(
                 self._units,
                 self.packing,
@@ -225,6 +260,7 @@ class Predictive(Codec):
                 high,
                 slots[max(num_exact - start, 0) :],
                 position + num_exact + low,
+                None if features is None else features[low:high],
             )
 
         def write_layers(first: int, stop: int) -> None:
@@ -233,6 +269,20 @@ class Predictive(Codec):
                 units.write_to(stop)
 
         return write_layers
+
+    def _checked(self, coded: CodedRows, tokens: np.ndarray | None) -> np.ndarray | None:
+        """The tokens of all coded rows, where these are predicted from them.
+
+        Raises:
+            BlockDamaged: they are others, or not known.
+        """
+        if coded.tokens is None:
+            return None
+        if self._embedding is None or self._embedding.changed:
+            raise BlockDamaged("payload: rows are predicted from a token embedding that is not there any more")
+        if tokens is None or token_hash(tokens) != coded.tokens:
+            raise BlockDamaged(f"payload: its tokens have the hash {coded.tokens:#018x}, those given have not")
+        return tokens
 
     def _named(self, coded: CodedRows, references: Sequence[OpenReference]) -> list[CodedRows]:
         """The reference blocks that a payload names.

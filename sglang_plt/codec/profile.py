@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from sglang_plt.codec.rows import RowLayout
 
-PROFILE_FORMAT = 1
+PROFILE_FORMAT = 2
 _KEY = "sglang_plt"
 _TOP = 127
 _MOST = 1 << 16  # of any size in the header
@@ -37,6 +37,11 @@ class ProfileError(ValueError):
 def unit_layers(num_layers: int, group: int) -> list[range]:
     """The layers of every unit: ``group`` neighbours share a transform, the last unit may have fewer."""
     return [range(first, min(first + group, num_layers)) for first in range(0, num_layers, group)]
+
+
+def default_token_layers(layout: RowLayout, codec: str, group: int) -> int:
+    """Layers that tokens are to predict: the first unit, of ``dense`` on narrow rows the first three."""
+    return group * (3 if codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE else 1)
 
 
 def default_group(layout: RowLayout, codec: str = "dense") -> int:
@@ -56,6 +61,8 @@ class ProfileInfo:
         group: layers of a unit.
         keys_rotated: whether keys were taken as they lie in the pool, rotation and all.
         predicts: whether a unit is predicted from the layer below.
+        hidden: channels of the token embedding that the first units are predicted from too; 0 where they are not.
+        token_layers: units that begin below this layer are.
         step: step in weighted coordinates that the basis is scaled to.
         scale: the codec's quantiser step, in these steps.
         tokens: tokens behind the second moments.
@@ -79,13 +86,16 @@ class ProfileInfo:
     tp_size: int = 1
     tp_rank: int = 0
     predicts: bool = True
+    hidden: int = 0
+    token_layers: int = 0
 
     @classmethod
     def open(cls, codec: str, model: str, layout: RowLayout, **fields: Any) -> ProfileInfo:
         """What a profile of rows of ``layout`` is to be for; step, scale and tokens are filled in by who fits it.
 
         Args:
-            fields: the others, ``dtype`` and ``group`` where they are not those of the layout.
+            fields: the others, ``dtype`` and ``group`` where they are not those of the layout; ``hidden`` where tokens
+                are to predict the first layers.
         """
         values: dict[str, Any] = {
             "dtype": str(layout.dtype).removeprefix("torch."),
@@ -98,7 +108,10 @@ class ProfileInfo:
             "scale": 1.0,
             "tokens": 0,
         }
-        return cls(codec=codec, model=model, **{**values, **fields})
+        values |= fields
+        if values.get("hidden"):
+            values.setdefault("token_layers", default_token_layers(layout, codec, values["group"]))
+        return cls(codec=codec, model=model, **values)
 
     @property
     def kind(self) -> str:
@@ -114,6 +127,14 @@ class ProfileInfo:
     def units(self) -> list[range]:
         """The layers of every unit; the last may have fewer than ``group``."""
         return unit_layers(self.num_layers, self.group)
+
+    def hidden_of(self, unit: range) -> int:
+        """Channels of the token embedding that a unit is predicted from."""
+        return self.hidden if self.predicts and unit.start < self.token_layers else 0
+
+    def inputs_of(self, unit: range) -> int:
+        """Channels that a unit is predicted from: of the token embedding, then of the layer below."""
+        return self.hidden_of(unit) + (self.width if self.predicts and unit.start else 0)
 
     def check(
         self, kind: str, layout: RowLayout, model: str, keys_rotated: bool, tp_size: int = 1, tp_rank: int = 0
@@ -171,7 +192,7 @@ class QuantisedMatrix:
 
 @dataclass(frozen=True)
 class UnitTransform:
-    """One unit as it is stored; ``weights`` has no rows for the first. Shapes as :class:`calibration.fit.UnitFit`."""
+    """One unit as it is stored; shapes as :class:`calibration.fit.UnitFit`."""
 
     weights: QuantisedMatrix
     bias: torch.Tensor
@@ -268,7 +289,7 @@ def _expected_tensors(info: ProfileInfo) -> dict[str, tuple[torch.dtype, tuple[i
     for number, unit in enumerate(info.units):
         width = len(unit) * info.width
         found[f"{number}.bias"] = (torch.float32, (width,))
-        for name, rows in (("weights", info.width if number and info.predicts else 0), ("basis", width)):
+        for name, rows in (("weights", info.inputs_of(unit)), ("basis", width)):
             found[f"{number}.{name}.codes"] = (torch.int8, (rows, width))
             found[f"{number}.{name}.rows"] = (torch.float32, (rows,))
             found[f"{number}.{name}.columns"] = (torch.float32, (width,))
@@ -294,7 +315,8 @@ def _parse_info(text: str | None) -> ProfileInfo:
         if not isinstance(value, expected) or (kind != "bool" and isinstance(value, bool)):
             raise ProfileError(f"its header has {name}={value!r}")
     sizes = (info.num_layers, info.kv_heads, info.head_dim, info.group)
-    in_range = min(sizes) >= 1 and info.v_head_dim >= 0 and max(*sizes, info.v_head_dim) <= _MOST
+    more = (info.v_head_dim, info.hidden, info.token_layers)
+    in_range = min(sizes) >= 1 and min(more) >= 0 and max(*sizes, *more) <= _MOST
     if not in_range or not (0 < info.step < 1e6 and 1e-3 < info.scale < 1e3):
         raise ProfileError("its header has a size or step that is out of range")
     return info

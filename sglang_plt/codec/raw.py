@@ -53,6 +53,7 @@ class Raw(Codec):
         num_exact: int,
         out: np.ndarray,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> int:
         if self._on_cpu:
             self._copy(out, len(slots), 0, slot_indices(slots), False)
@@ -75,6 +76,7 @@ class Raw(Codec):
         slots: torch.Tensor,
         position: int,
         references: Sequence[OpenReference],
+        tokens: np.ndarray | None,
     ) -> Write:
         if self._on_cpu:
             rows = slot_indices(slots)

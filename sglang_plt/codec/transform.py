@@ -15,11 +15,12 @@ from triton_ops.band_codes import BAND
 
 @dataclass(frozen=True)
 class Unit:
-    """``row = bias + below @ weights + components @ basis``; float32 on the pool's device.
+    """``row = bias + below @ weights + features @ of_tokens + components @ basis``, float32.
 
     Attributes:
         layers: of the unit.
         weights: ``[width below, width]``; no rows where nothing is predicted.
+        of_tokens: ``[hidden, width]``; no rows where tokens predict nothing.
         bias: ``[width]``.
         basis: ``[width, width]``, one component a row.
         analysis: its inverse.
@@ -27,15 +28,24 @@ class Unit:
 
     layers: range
     weights: torch.Tensor
+    of_tokens: torch.Tensor
     bias: torch.Tensor
     basis: torch.Tensor
     analysis: torch.Tensor
 
-    def predict(self, below: torch.Tensor | None) -> torch.Tensor:
-        """Rows of the unit, ``[n, width]`` or ``[width]``, given those of the layer below as the decoder has them."""
-        if below is None or not len(self.weights):
-            return self.bias
-        return product(below, self.weights, self.bias)
+    def predict(self, below: torch.Tensor | None, features: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows of the unit, ``[n, width]`` or ``[width]``.
+
+        Args:
+            below: rows of the layer below as the decoder has them; None in the first unit.
+            features: of the rows' tokens, float32 ``[n, hidden]``, where they are known.
+        """
+        found = self.bias
+        if below is not None and len(self.weights):
+            found = product(below, self.weights, found)
+        if features is not None and len(self.of_tokens):
+            found = product(features, self.of_tokens, found)
+        return found
 
     def analyse(self, rows: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
         """Components ``[n, width]``, in steps of the profile."""
@@ -85,6 +95,7 @@ def _make_units(profile: Profile, device: torch.device) -> list[Unit]:
         analysis, failed = torch.linalg.inv_ex(basis.double())
         if int(failed) or not bool(analysis.float().isfinite().all()):
             raise ValueError(f"profile: the basis of layers {layers.start} to {layers.stop - 1} has no inverse")
-        parts = unit.weights.dense(), unit.bias, basis, analysis.float()
+        weights, hidden = unit.weights.dense(), profile.info.hidden_of(layers)
+        parts = weights[hidden:], weights[:hidden], unit.bias, basis, analysis.float()
         found.append(Unit(layers, *(part.to(device).contiguous() for part in parts)))
     return found

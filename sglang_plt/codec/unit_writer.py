@@ -23,6 +23,7 @@ class UnitWriter:
         first, last: half-open range of its rows.
         slots: int64 ``[last - first]``, on the pool's device.
         position: of row ``first`` at its new place.
+        features: of the tokens of these rows, where they are predicted from them.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class UnitWriter:
         last: int,
         slots: torch.Tensor,
         position: int,
+        features: torch.Tensor | None = None,
     ) -> None:
         self._units, self._packing, self._scatter, self._device = units, packing, scatter, device
         self._coded, self._opened, self._first, self._last = coded, opened, first, last
-        self._slots, self._position = slots, position
+        self._slots, self._position, self._features = slots, position, features
         self._inside = (coded.escaped >= first) & (coded.escaped < last)
         self._escapes = bool(self._inside.any())
         self._number = 0
@@ -56,7 +58,7 @@ class UnitWriter:
         kept, used = unit_components(
             self._coded, self._opened, number, self._first, self._last, self._packing, len(unit.bias), self._device
         )
-        row = unit.synthesise(unit.predict(self._below), kept, used)
+        row = unit.synthesise(unit.predict(self._below, self._features), kept, used)
         width = row.shape[1] // len(unit.layers)
         for part, layer in zip(row.split(width, 1), unit.layers, strict=True):
             if self._escapes:

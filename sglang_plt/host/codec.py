@@ -12,11 +12,22 @@ import torch
 from sglang.version import __version__ as sglang_version
 
 from sglang_plt.calibration.learn import SelfCalibration
-from sglang_plt.codec import PROFILED, Codec, Profile, ProfileError, Reference, Stretch, make_codec
+from sglang_plt.codec import (
+    PROFILED,
+    Codec,
+    Profile,
+    ProfileError,
+    Reference,
+    Stretch,
+    TokenEmbedding,
+    as_tokens,
+    make_codec,
+)
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES, BlockHeader, begin_block, block_limit, encode_block, fingerprint
 from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.rows import layer_rows
+from sglang_plt.host.embedding import find_embedding
 from sglang_plt.host.pool import pool_rows
 from sglang_plt.host.profiles import locate_profile, profile_info
 from sglang_plt.host.rotary import find_rotary
@@ -62,6 +73,10 @@ class PoolCodec:
         model = context.tp_worker.model_runner.model
         self._rotary = None if name == "raw" else find_rotary(model, layout.head_dim, layout.dtype)
         self._name = name
+        self._embedding: TokenEmbedding | None = None
+        if name in PROFILED:
+            vocabulary = context.model_config.vocab_size
+            self._embedding = find_embedding(model, vocabulary, context.tp_size, self._rows.device)
         self._learning: SelfCalibration[Codec] | None = None
         self._codecs: dict[tuple[str, int], Codec] = {}
         self._current = self._first(context, profile, predicts, agree_min)
@@ -88,7 +103,8 @@ class PoolCodec:
         if self._name not in PROFILED:
             return make_codec(self._name, self._rows, self._rotary)
         layout, name = self._rows.layout, self._name.removesuffix("-tight")
-        info = profile_info(name, layout, self._rotary is None, predicts, context)
+        hidden = 0 if self._embedding is None else self._embedding.hidden
+        info = profile_info(name, layout, self._rotary is None, predicts, hidden, context)
         found: Profile | None = None
         refusal: ProfileError | None = None
         try:
@@ -116,7 +132,7 @@ class PoolCodec:
         return fallback
 
     def _make(self, profile: Profile) -> Codec:
-        return make_codec(self._name, self._rows, self._rotary, profile)
+        return make_codec(self._name, self._rows, self._rotary, profile, self._embedding)
 
     def _prepare(self, profile: Profile) -> Codec:
         """A learned codec, ready to be used; on the thread that learns."""
@@ -149,34 +165,50 @@ class PoolCodec:
         """True when rows can be coded as differences from those of other blocks."""
         return self._current.takes_references
 
+    @property
+    def takes_tokens(self) -> bool:
+        """True when rows are, or will be, predicted from their tokens."""
+        return self._embedding is not None
+
     def encode(
         self,
         slots: torch.Tensor,
         position: int,
         teaches: bool = False,
         references: Sequence[tuple[np.ndarray, Iterable[tuple[int, int, int]]]] = (),
+        tokens: Sequence[int] | None = None,
     ) -> np.ndarray:
         """Encode rows; with ``teaches`` their second moments may go into a profile.
 
         Args:
             references: encoded blocks, each with ``(row of it, row, rows)`` that resemble each other.
+            tokens: ids of the rows.
         """
+        ids = None if tokens is None else as_tokens(tokens)
         self._after_forward_pass()
         learning = self._learning
         if teaches and learning is not None and learning.wants_rows:
             try:
-                learning.offer(self._lesson(slots, position))
+                self._teach(learning, slots, position, ids)
             except Exception as error:  # what is learned must not cost the block
                 logger.warning("PLT cache: nothing is learned from a block: %s: %s", type(error).__name__, error)
         near = [Reference(block, tuple(Stretch(*stretch) for stretch in found)) for block, found in references]
-        return encode_block(self._current, self._fingerprint, slots, position, near)
+        return encode_block(self._current, self._fingerprint, slots, position, near, ids)
 
-    def _lesson(self, slots: torch.Tensor, position: int) -> list[torch.Tensor]:
-        """A copy of the rows of every layer that a profile would code."""
+    def _teach(
+        self, learning: SelfCalibration[Codec], slots: torch.Tensor, position: int, ids: np.ndarray | None
+    ) -> None:
+        """Offer a copy of the rows of every layer that a profile would code."""
+        features: torch.Tensor | None = None
+        kept = exact_rows(position, len(slots))
+        if learning.info.hidden:
+            if ids is None:
+                return
+            assert self._embedding is not None
+            features = self._embedding(ids[kept:])
         if self._rotary is not None:
             self._rotary.check_positions(position, len(slots))
-        kept = exact_rows(position, len(slots))
-        return layer_rows(self._rows, self._rotary, slots[kept:].to(self._device), position + kept)
+        learning.offer(layer_rows(self._rows, self._rotary, slots[kept:].to(self._device), position + kept), features)
 
     def decode(
         self,
@@ -186,9 +218,10 @@ class PoolCodec:
         slots: torch.Tensor,
         position: int,
         references: Sequence[np.ndarray] = (),
+        tokens: Sequence[int] | None = None,
     ) -> None:
         """Rebuild rows of a block; takes and raises what :meth:`begin` does."""
-        self.begin(data, start, stop, slots, position, references).write_all()
+        self.begin(data, start, stop, slots, position, references, tokens).write_all()
 
     def begin(
         self,
@@ -198,8 +231,9 @@ class PoolCodec:
         slots: torch.Tensor,
         position: int,
         references: Sequence[np.ndarray] = (),
+        tokens: Sequence[int] | None = None,
     ) -> LayerWriter:
-        """Check a block of any codec that was in use, given the blocks that it was encoded with.
+        """Check a block of any codec that was in use, given the blocks and the tokens that it was encoded with.
 
         Raises:
             BlockDamaged: it cannot be rebuilt; nothing was written.
@@ -210,7 +244,8 @@ class PoolCodec:
             header = BlockHeader.unpack(data)
             name = header.codec.rstrip(b"\0").decode("ascii", "replace")
             codec = self._codecs.get((name, header.profile), codec)
-        return begin_block(codec, self._fingerprint, data, start, stop, slots, position, references)
+        ids = None if tokens is None else as_tokens(tokens)
+        return begin_block(codec, self._fingerprint, data, start, stop, slots, position, references, ids)
 
     def advance(self, agree_min: Callable[[int], int]) -> bool:
         """Take the learned profile into use once every rank has its own; every rank must call it at the same step."""

@@ -18,15 +18,20 @@ _REMEDY = "make it with sglang-plt calibrate, or drop the option"
 
 
 def profile_info(
-    codec: str, layout: RowLayout, keys_rotated: bool, predicts: bool, context: TreeCacheBuildContext
+    codec: str, layout: RowLayout, keys_rotated: bool, predicts: bool, hidden: int, context: TreeCacheBuildContext
 ) -> ProfileInfo:
-    """What a profile of this server has to be for; step, tokens and sensitivity are still open."""
+    """What a profile of this server has to be for; step, tokens and sensitivity are still open.
+
+    Args:
+        hidden: channels of the token embedding, 0 where there is none.
+    """
     return ProfileInfo.open(
         codec,
         _identity(context),
         layout,
         keys_rotated=keys_rotated,
         predicts=predicts,
+        hidden=hidden if predicts else 0,
         sensitivity="kind",
         tp_size=context.tp_size,
         tp_rank=context.tp_rank,

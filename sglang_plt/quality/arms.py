@@ -12,7 +12,8 @@ import torch
 from sglang_plt.calibration.identity import model_identity
 from sglang_plt.calibration.make import make_profile
 from sglang_plt.calibration.moments import Moments
-from sglang_plt.codec import CODECS, EXACT_TOKENS, PROFILED, Profile, ProfileInfo, Rotary, RowLayout
+from sglang_plt.codec import CODECS, EXACT_TOKENS, PROFILED, Profile, ProfileInfo, Rotary, RowLayout, TokenEmbedding
+from sglang_plt.codec.profile import default_group, default_token_layers
 from sglang_plt.quality import PROFILE_DIVERGENCE, QualityError
 from sglang_plt.quality.baselines import FITTED, GROUP, PLAIN, Baseline, Statistics
 from sglang_plt.quality.calibrate import CHECK_WINDOWS, SENSITIVITY_WINDOWS, fit_profile
@@ -54,12 +55,14 @@ class Arm:
         profile_bytes: what encoder and decoder have at hand.
         through: a prefix to its rows as they come back, and the bits that were stored.
         profile: of a codec of ours that needs one.
+        embedding: of the model, for it.
     """
 
     name: str
     profile_bytes: int
     through: Callable[[Prefix], tuple[Rows, int]]
     profile: Profile | None = None
+    embedding: TokenEmbedding | None = None
 
 
 def method_of(name: str) -> str:
@@ -67,14 +70,16 @@ def method_of(name: str) -> str:
     return name.partition("@")[0].removesuffix("-tight")
 
 
-def codec_arm(codec: str, profile: Profile | None = None, point: str = "") -> Arm:
+def codec_arm(
+    codec: str, profile: Profile | None = None, point: str = "", embedding: TokenEmbedding | None = None
+) -> Arm:
     """A codec of ours; headers and checksums of its blocks count."""
 
     def through(prefix: Prefix) -> tuple[Rows, int]:
-        rows, num_bytes = through_codec(codec, prefix.rows, prefix.rotary, prefix.seed, profile)
+        rows, num_bytes = through_codec(codec, prefix.rows, prefix.rotary, prefix.seed, profile, 0, embedding)
         return rows, 8 * num_bytes
 
-    return Arm(codec + point, profile.num_bytes if profile is not None else 0, through, profile)
+    return Arm(codec + point, profile.num_bytes if profile is not None else 0, through, profile, embedding)
 
 
 def baseline_arm(baseline: Baseline) -> Arm:
@@ -134,12 +139,12 @@ def make_arms(
             info = _info(model, layout, path, codec, collection.moments.count)
             profile = fit_profile(info, collection, PROFILE_DIVERGENCE, model, checks, say)
         siblings = [name for name in PROFILED if method_of(name) == codec]
-        arms += [codec_arm(name, profile) for name in siblings if name in names]
+        arms += [codec_arm(name, profile, embedding=model.embedding) for name in siblings if name in names]
         if codec in names:
             for factor in FACTORS if len(siblings) > 1 else (*FACTORS, _TIGHTER):
                 info = replace(profile.info, step=factor * profile.info.step)
                 other = make_profile(info, collection.moments, collection.fisher.of_layers)
-                arms.append(codec_arm(codec, other, f"@x{factor:g}"))
+                arms.append(codec_arm(codec, other, f"@x{factor:g}", model.embedding))
     statistics = Statistics(layout, collection.moments, collection.fisher)
     for name, fit in FITTED.items():
         if name in names:
@@ -153,7 +158,8 @@ def _collected(
 ) -> tuple[Collection, list[Window]]:
     """One pass over the calibration split, and windows of it that nothing is fitted to but the step."""
     width = layout.kv_heads * (layout.head_dim + layout.v_head_dim)
-    size = Moments.num_bytes(layout.num_layers, width, GROUP)
+    hidden, token_layers = model.embedding.hidden, default_token_layers(layout, "dense", default_group(layout))
+    size = Moments.num_bytes(layout.num_layers, width, GROUP, hidden, token_layers)
     if size > _MOST_MOMENTS:
         raise QualityError(
             f"second moments of {GROUP} layers of {width} channels take {size / 1e9:.1f} GB, the limit is "
@@ -166,7 +172,8 @@ def _collected(
         )
     count = -(-tokens // length)
     windows = builtin_windows(model.tokenizer, count + CHECK_WINDOWS, length, "calibration")
-    collection = Collection(layout, GROUP, f"rate-distortion {model_identity(path)} {tokens} {length} {GROUP}")
+    key = f"rate-distortion {model_identity(path)} {tokens} {length} {GROUP} {hidden} {token_layers}"
+    collection = Collection(layout, GROUP, key, hidden, token_layers)
     if collection.resume(state):
         say(f"calibration: {collection.done} of {count} windows taken up from {state}")
     started = collection.done
@@ -190,4 +197,5 @@ def _info(model: ReferenceModel, layout: RowLayout, path: Path, codec: str, toke
         keys_rotated=model.rotary(_WINDOW) is None,
         tokens=tokens,
         sensitivity="fisher",
+        hidden=model.embedding.hidden,
     )

@@ -96,7 +96,7 @@ def measure(
         exact = 8 * EXACT_TOKENS * rows.layout.row_bytes
         for name in codecs:
             try:
-                _, num_bytes = through_codec(name, rows, rotary, index, profiles.get(name))
+                _, num_bytes = through_codec(name, rows, rotary, index, profiles.get(name), 0, model.embedding)
             except (EncodeError, NotEncodable) as error:
                 raise QualityError(
                     f"{name} cannot hold rows of this model ({error}): leave it out with --codec"

@@ -26,13 +26,14 @@ class Collection:
 
     Args:
         key: says what is collected; a state file of another key is not taken up.
+        hidden, token_layers: of the moments.
     """
 
-    def __init__(self, layout: RowLayout, group: int, key: str) -> None:
+    def __init__(self, layout: RowLayout, group: int, key: str, hidden: int = 0, token_layers: int = 0) -> None:
         key_width, value_width = layout.kv_heads * layout.head_dim, layout.kv_heads * layout.v_head_dim
         self.key = key
         self.done = 0
-        self.moments = Moments(layout.num_layers, key_width + value_width, group)
+        self.moments = Moments(layout.num_layers, key_width + value_width, group, hidden, token_layers)
         self.fisher = Fisher(layout.num_layers, key_width, value_width)
         self._key_width = key_width
 
@@ -40,7 +41,8 @@ class Collection:
         """Take in one window; with ``sensitivity`` its last tokens are the continuation, the rest is the prefix."""
         cut = len(window.ids) - CONTINUATION if sensitivity else len(window.ids)
         rows = model.prefill(window.ids[:cut])
-        self.moments.add([layer[EXACT_TOKENS:] for layer in rows.layers(rotary)])
+        features = model.embedding(rows.tokens[EXACT_TOKENS:]) if self.moments.hidden else None
+        self.moments.add([layer[EXACT_TOKENS:] for layer in rows.layers(rotary)], features)
         if sensitivity:
             generator = torch.Generator().manual_seed(seed)
             gradient = model.gradients(rows, window.ids[cut:], generator)

@@ -8,7 +8,16 @@ from typing import Any, cast
 
 import torch
 
-from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Profile, Rotary, decode_block, encode_block, make_codec
+from sglang_plt.codec import (
+    BLOCK_TOKENS,
+    PoolRows,
+    Profile,
+    Rotary,
+    TokenEmbedding,
+    decode_block,
+    encode_block,
+    make_codec,
+)
 from sglang_plt.codec.packing import Packing
 from sglang_plt.codec.predictive import Predictive
 from sglang_plt.quality.arms import Arm
@@ -52,7 +61,13 @@ class _Counting:
         return kept, used
 
 
-def used_components(name: str, profile: Profile, prefixes: Iterable[Rows], rotary: Rotary | None) -> Used | None:
+def used_components(
+    name: str,
+    profile: Profile,
+    prefixes: Iterable[Rows],
+    rotary: Rotary | None,
+    embedding: TokenEmbedding | None = None,
+) -> Used | None:
     """Encode prefixes in blocks as the cache does, decode them, and count.
 
     Args:
@@ -68,7 +83,7 @@ def used_components(name: str, profile: Profile, prefixes: Iterable[Rows], rotar
     counts: _Counting | None = None
     for rows in prefixes:
         keys, values = (tuple(buffer.clone() for buffer in kind) for kind in (rows.keys, rows.values))
-        codec = make_codec(name, PoolRows(rows.layout, keys, values), rotary, profile)
+        codec = make_codec(name, PoolRows(rows.layout, keys, values), rotary, profile, embedding)
         assert isinstance(codec, Predictive)
         if counts is None:
             counts = _Counting(codec.packing, [len(unit.bias) for unit in profile.units])
@@ -76,8 +91,9 @@ def used_components(name: str, profile: Profile, prefixes: Iterable[Rows], rotar
         slots = torch.arange(len(rows))
         for part in slots.split(BLOCK_TOKENS):
             start = int(part[0])
-            block = encode_block(codec, 0, part, start)
-            decode_block(codec, 0, block, 0, len(part), part, start)
+            tokens = rows.tokens[start : start + len(part)] if len(rows.tokens) else None
+            block = encode_block(codec, 0, part, start, tokens=tokens)
+            decode_block(codec, 0, block, 0, len(part), part, start, tokens=tokens)
     if counts is None or not counts.total:
         return None
     return Used(counts.used / counts.total, profile.info.group, counts.calls // len(profile.units))
@@ -90,7 +106,7 @@ def measure_used(
     prefixes = [model.prefill(window.ids[:context]) for window in windows[:_WINDOWS]]
     rotary, found = model.rotary(context), {}
     for arm in arms:
-        used = None if arm.profile is None else used_components(arm.name, arm.profile, prefixes, rotary)
+        used = None if arm.profile is None else used_components(arm.name, arm.profile, prefixes, rotary, arm.embedding)
         if used is not None:
             found[arm.name] = used
     return found

@@ -22,7 +22,7 @@ from sglang_plt.codec import (
 )
 from sglang_plt.codec.base import exact_rows
 from sglang_plt.codec.block import HEADER_BYTES
-from sglang_plt.codec.coded import HEAD, Mode
+from sglang_plt.codec.coded import HEAD, TOKENS, Mode
 from sglang_plt.codec.predictive import Predictive
 from sglang_plt.codec.reference import Sources
 from sglang_plt.quality import QualityError
@@ -85,6 +85,7 @@ class _Case:
             tuple(map(self._scatter, first.keys, second.keys)),
             tuple(map(self._scatter, first.values, second.values)),
         )
+        self.embedding, self._first_tokens = model.embedding, first.tokens
         self._exact, self._model, self._continuation = second, model, pair.target[PROMPT:]
         self._cold = model.continue_from(second, self._continuation)
 
@@ -97,7 +98,13 @@ class _Case:
     def references(self, codec: Predictive) -> list[np.ndarray]:
         """The blocks of the first prompt."""
         return [
-            encode_block(codec, _FINGERPRINT, self._first[start : start + BLOCK_TOKENS], start)
+            encode_block(
+                codec,
+                _FINGERPRINT,
+                self._first[start : start + BLOCK_TOKENS],
+                start,
+                tokens=self._first_tokens[start : start + BLOCK_TOKENS],
+            )
             for start in range(0, len(self._first), BLOCK_TOKENS)
         ]
 
@@ -112,15 +119,16 @@ class _Case:
             rows = slice(start, start + BLOCK_TOKENS)
             slots = self._second[rows]
             given = _facing(references, self.runs, start, start + len(slots))
-            block = encode_block(codec, _FINGERPRINT, slots, start, given)
+            tokens = self._exact.tokens[rows]
+            block = encode_block(codec, _FINGERPRINT, slots, start, given, tokens)
             named = [reference.block for reference in given]
-            decode_block(codec, _FINGERPRINT, block, 0, len(slots), self._back[rows], start, named)
+            decode_block(codec, _FINGERPRINT, block, 0, len(slots), self._back[rows], start, named, tokens)
             apart = _bytes_apart(codec, block, self.near[rows], start)
             near_bytes, apart_bytes = near_bytes + len(block) - apart, apart_bytes + apart
         restored = self._second.clone()
         restored[self.begin :] = self._back[self.begin :]
-        kinds = (tuple(buffer[restored] for buffer in kind) for kind in (self.pool.keys, self.pool.values))
-        kl, top1 = divergence(self._cold, self._model.continue_from(Rows(*kinds), self._continuation))
+        keys, values = (tuple(buffer[restored] for buffer in kind) for kind in (self.pool.keys, self.pool.values))
+        kl, top1 = divergence(self._cold, self._model.continue_from(Rows(keys, values), self._continuation))
         return near_bytes, apart_bytes, kl, top1
 
 
@@ -145,10 +153,11 @@ def _bytes_apart(codec: Predictive, block: np.ndarray, near: np.ndarray, positio
     alone = np.count_nonzero(~near)
     payload, num_exact = block[HEADER_BYTES:], exact_rows(position, len(near))
     mode, num_escaped, _ = HEAD.unpack_from(payload.data)
-    if mode != Mode.DIFFERENCES:
+    if mode & ~TOKENS != Mode.DIFFERENCES:
         return len(block) * alone / len(near)
     info = codec.profile.info
     at = HEAD.size + num_exact * codec.layout.row_bytes + num_escaped * (1 + 4 * info.width * info.num_layers)
+    at += 8 * bool(mode & TOKENS)
     coded = len(near) - num_exact
     sources, used = Sources.unpack(payload[at:].data, coded)
     at += used
@@ -186,8 +195,8 @@ def measure(
 
 
 def _sample(case: _Case, pair: Pair, rotary: Rotary, profile: Profile, reference_step: float, step: float) -> Sample:
-    codec = Predictive(case.pool, rotary, profile, step * profile.info.scale)
-    fine = Predictive(case.pool, rotary, profile, reference_step * profile.info.scale)
+    codec = Predictive(case.pool, rotary, profile, step * profile.info.scale, case.embedding)
+    fine = Predictive(case.pool, rotary, profile, reference_step * profile.info.scale, case.embedding)
     near_bytes, apart_bytes, kl, top1 = case.through(codec, case.references(fine))
     *alone, kl_alone, top1_alone = case.through(codec, [])
     tail, near = len(case.near) - case.begin, int(np.count_nonzero(case.near))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sglang_plt.codec.profile import unit_layers
+import torch
+
+from sglang_plt.codec import ProfileInfo, RowLayout
 from sglang_plt.quality.components import Used
 from sglang_plt.results import Row
 
@@ -38,6 +40,11 @@ class Geometry:
         """Channels of one layer's row: keys and values."""
         return 2 * self.kv_heads * self.head_dim
 
+    def profile_info(self) -> ProfileInfo:
+        """What a profile of such a model is, with this version's defaults."""
+        layout = RowLayout(self.num_layers, self.kv_heads, self.head_dim, self.head_dim, torch.bfloat16)
+        return ProfileInfo.open("dense", "", layout, keys_rotated=False, sensitivity="fisher", hidden=self.hidden)
+
     @property
     def prefill_flops(self) -> int:
         """Of one prompt token: two a weight of the layers; attention and output, left out, would add to it."""
@@ -60,30 +67,35 @@ MODELS = {
 """From ``config.json`` and the safetensors index of ``meta-llama/Llama-3.1-8B`` and ``-70B``."""
 
 
-def profile_bytes(num_layers: int, width: int, group: int) -> int:
+def profile_bytes(info: ProfileInfo) -> int:
     """Bytes of all tensors of a profile, as :attr:`sglang_plt.codec.Profile.num_bytes` counts them."""
     total = 0
-    for unit in unit_layers(num_layers, group):
-        below, wide = (width if unit.start else 0), width * len(unit)
-        predictor, basis = below * wide + 4 * (below + wide), wide * wide + 4 * (wide + wide)
-        total += 4 * wide + predictor + basis
+    for shapes in _shapes(info):
+        total += 4 * shapes[-1][1]  # the bias
+        total += sum(rows * columns + 4 * (rows + columns) for rows, columns in shapes)
     return total
 
 
-def decode_flops(num_layers: int, width: int, group: int, used: float = 1.0) -> float:
+def decode_flops(info: ProfileInfo, used: float = 1.0) -> float:
     """Of one token, two a multiplication and addition: the prediction and the inverse transform of every unit.
 
     Args:
         used: share of the transform that is computed; a decoder skips components that are zero throughout a block.
     """
     flops = 0.0
-    for unit in unit_layers(num_layers, group):
-        wide = width * len(unit)
-        flops += 2 * width * bool(unit.start) * wide + used * 2 * wide * wide
+    for (inputs, wide), _ in _shapes(info):
+        flops += 2 * inputs * wide + used * 2 * wide * wide
     return flops
 
 
-def geometry_rows(group: int = 1, used: Mapping[str, Used] = MappingProxyType({})) -> list[Row]:
+def _shapes(info: ProfileInfo) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Of the matrices of every unit: of its prediction and of its inverse transform."""
+    for unit in info.units:
+        wide = len(unit) * info.width
+        yield (info.inputs_of(unit), wide), (wide, wide)
+
+
+def geometry_rows(used: Mapping[str, Used] = MappingProxyType({})) -> list[Row]:
     """Bytes of a profile over those of the weights, and arithmetic of decoding over that of a prefill.
 
     Args:
@@ -94,13 +106,14 @@ def geometry_rows(group: int = 1, used: Mapping[str, Used] = MappingProxyType({}
     for codec, measured in used.items():
         rows.append(Row("components_used", f"{codec}/group{measured.group}", measured.share, "1", n=measured.blocks))
     for name, model in MODELS.items():
-        share = profile_bytes(model.num_layers, model.width, group) / (_WEIGHT_BYTES * model.parameters)
+        info = model.profile_info()
+        share = profile_bytes(info) / (_WEIGHT_BYTES * model.parameters)
         rows.append(Row("profile_share_of_weights", name, share, "1"))
         prompt = model.prompt_flops(PROMPT_TOKENS)
         rows.append(Row(f"prefill_flops_{PROMPT_TOKENS}", name, prompt, "flops/token"))
         arms = {"": 1.0, **{codec: measured.share for codec, measured in used.items()}}
         for codec, part in arms.items():
-            flops, arm = decode_flops(model.num_layers, model.width, group, part), f"{name}/{codec}".rstrip("/")
+            flops, arm = decode_flops(info, part), f"{name}/{codec}".rstrip("/")
             metric, observed = "decode_flops_share" + ("_used" if codec else ""), 0 if codec else 1
             rows.append(Row(metric, arm, flops / model.prefill_flops, "1", n=observed))
             rows.append(Row(f"{metric}_{PROMPT_TOKENS}", arm, flops / prompt, "1", n=observed))

@@ -11,7 +11,16 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Profile, Rotary, decode_block, encode_block, make_codec
+from sglang_plt.codec import (
+    BLOCK_TOKENS,
+    PoolRows,
+    Profile,
+    Rotary,
+    TokenEmbedding,
+    decode_block,
+    encode_block,
+    make_codec,
+)
 from sglang_plt.quality.model import ReferenceModel, Rows
 from sglang_plt.quality.texts import Window
 from sglang_plt.results import Row
@@ -45,11 +54,13 @@ def through_codec(
     seed: int = 0,
     profile: Profile | None = None,
     position: int = 0,
+    embedding: TokenEmbedding | None = None,
 ) -> tuple[Rows, int]:
     """Encode and decode rows as the cache does, in blocks of 256 rows between scattered slots of a pool.
 
     Args:
         position: of the first row.
+        embedding: of the model, for a profile that predicts from tokens.
 
     Returns:
         The restored rows, and the bytes of all blocks.
@@ -63,14 +74,16 @@ def through_codec(
         tuple(_scatter(key, source) for key in rows.keys),
         tuple(_scatter(value, source) for value in rows.values),
     )
-    codec = make_codec(name, pool, rotary, profile)
+    codec = make_codec(name, pool, rotary, profile, embedding)
     num_bytes = 0
     for start in range(0, num_rows, BLOCK_TOKENS):
         part = slice(start, start + BLOCK_TOKENS)
-        block = encode_block(codec, _FINGERPRINT, source[part], position + start)
-        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], position + start)
+        tokens = rows.tokens[part] if len(rows.tokens) else None
+        block = encode_block(codec, _FINGERPRINT, source[part], position + start, tokens=tokens)
+        decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], position + start, tokens=tokens)
         num_bytes += len(block)
-    restored = Rows(tuple(key[target] for key in pool.keys), tuple(value[target] for value in pool.values))
+    keys, values = (tuple(buffer[target] for buffer in kind) for kind in (pool.keys, pool.values))
+    restored = Rows(keys, values, rows.tokens)
     return restored, num_bytes
 
 
@@ -87,7 +100,7 @@ def through_turns(
     for turn in range(turns):
         begin, end = (len(ids) * number // turns for number in (turn, turn + 1))
         new = model.prefill(ids[:end]) if rows is None else model.extend(rows, ids[begin:end])
-        restored, num_bytes = through_codec(name, new, rotary, turn, profile, begin)
+        restored, num_bytes = through_codec(name, new, rotary, turn, profile, begin, model.embedding)
         rows, total = (restored if rows is None else rows.followed_by(restored)), total + num_bytes
     assert rows is not None
     return rows, total
@@ -139,7 +152,7 @@ def measure(
             if turns > 1:
                 restored, num_bytes = through_turns(model, window.ids[:context], turns, name, rotary, profile)
             else:
-                restored, num_bytes = through_codec(name, exact, rotary, index, profile)
+                restored, num_bytes = through_codec(name, exact, rotary, index, profile, 0, model.embedding)
             kl, top1 = divergence(cold, model.continue_from(restored, tail))
             found.append(Sample(name, window.kind, kl, top1, 8 * num_bytes / exact.num_values))
         samples += found

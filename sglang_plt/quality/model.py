@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from sglang_plt.codec import Rotary, RowLayout
+from sglang_plt.codec import Rotary, RowLayout, TokenEmbedding, as_tokens
 from sglang_plt.quality import QualityError
 
 _PROBE_POSITIONS = 32
@@ -18,10 +19,15 @@ _PROBE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Rows:
-    """KV of consecutive tokens: per layer ``keys`` (rotated) ``[tokens, kv_heads, head_dim]`` and ``values``."""
+    """KV of consecutive tokens: per layer ``keys`` (rotated) ``[tokens, kv_heads, head_dim]`` and ``values``.
+
+    Attributes:
+        tokens: int64 ``[tokens]``, their ids; none where they are not known.
+    """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.keys[0])
@@ -33,13 +39,15 @@ class Rows:
 
     def part(self, tokens: slice) -> Rows:
         """The rows of some of the tokens."""
-        return Rows(tuple(key[tokens] for key in self.keys), tuple(value[tokens] for value in self.values))
+        keys, values = (tuple(buffer[tokens] for buffer in kind) for kind in (self.keys, self.values))
+        return Rows(keys, values, self.tokens[tokens])
 
     def followed_by(self, other: Rows) -> Rows:
         """These rows, then ``other``."""
         pairs = zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True)
         both = [torch.cat(pair) for pair in pairs]
-        return Rows(tuple(both[: len(self.keys)]), tuple(both[len(self.keys) :]))
+        tokens = np.concatenate((self.tokens, other.tokens))
+        return Rows(tuple(both[: len(self.keys)]), tuple(both[len(self.keys) :]), tokens)
 
     def layers(self, rotary: Rotary | None) -> list[torch.Tensor]:
         """Per layer ``[tokens, width]``: keys, their rotation undone where ``rotary`` is known, then values."""
@@ -81,6 +89,8 @@ class ReferenceModel:
             raise QualityError(f"--model-path={path} cannot be loaded by transformers: {reason}") from error
         #: floating-point type that the model was published in, which a server's KV pool takes
         self.dtype = str(getattr(self._model.config, "dtype", None) or "float32").removeprefix("torch.")
+        #: what profiles predict the first layers from
+        self.embedding = TokenEmbedding(self._model.get_input_embeddings().weight, torch.device("cpu"))
         self.max_positions = int(getattr(self._model.config, "max_position_embeddings", 1 << 30))
 
     @property
@@ -101,12 +111,13 @@ class ReferenceModel:
     @torch.inference_mode()
     def extend(self, rows: Rows, ids: Sequence[int]) -> Rows:
         """The KV of ``ids`` behind the prefix ``rows``, without the prefix."""
-        found = _rows_of(self._continue(rows, ids, logits_to_keep=1).past_key_values, len(rows) + len(ids))
-        return found.part(slice(len(rows), None))
+        cache = self._continue(rows, ids, logits_to_keep=1).past_key_values
+        return _rows_of(cache, [*[-1] * len(rows), *ids]).part(slice(len(rows), None))
 
     def gradients(self, rows: Rows, ids: Sequence[int], generator: torch.Generator) -> Rows:
         """Gradient, by ``rows``, of the log-probability of tokens drawn from the model, one after each of ``ids``."""
-        leaves = Rows(*(tuple(x.clone().requires_grad_() for x in kind) for kind in (rows.keys, rows.values)))
+        keys, values = (tuple(x.clone().requires_grad_() for x in kind) for kind in (rows.keys, rows.values))
+        leaves = Rows(keys, values)
         with torch.enable_grad():
             logits = self._continue(leaves, ids).logits[0]
             drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
@@ -150,18 +161,18 @@ class ReferenceModel:
     def _forward(self, ids: Sequence[int], positions: torch.Tensor | None) -> Rows:
         where = {} if positions is None else {"position_ids": positions[None]}
         output = self._model(torch.tensor([ids]), use_cache=True, logits_to_keep=1, **where)
-        return _rows_of(output.past_key_values, len(ids))
+        return _rows_of(output.past_key_values, ids)
 
 
-def _rows_of(cache: Any, num_tokens: int) -> Rows:
+def _rows_of(cache: Any, ids: Sequence[int]) -> Rows:
     """What transformers' cache holds, which must be a row a token in every layer."""
     keys, values = [], []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if key is None or value is None or key.ndim != 4 or key.shape[2] != num_tokens:
+        if key is None or value is None or key.ndim != 4 or key.shape[2] != len(ids):
             raise QualityError(f"layer {number} of the model keeps no row a token: give a model of full attention")
         keys.append(key[0].transpose(0, 1).contiguous())
         values.append(value[0].transpose(0, 1).contiguous())
     if len({key.shape for key in keys}) != 1 or len({value.shape for value in values}) != 1:
         raise QualityError("the layers of the model keep rows of different shapes: give a model whose layers agree")
-    return Rows(tuple(keys), tuple(values))
+    return Rows(tuple(keys), tuple(values), as_tokens(ids))

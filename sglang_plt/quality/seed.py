@@ -63,7 +63,7 @@ def project(
     model = MODELS[MODEL]
     values, link, rate = model.num_layers * model.width, 1e9 * link_gb_s, 1e12 * tflops
     replay = num_tokens * model.prompt_flops(num_tokens) / rate
-    transform = num_tokens * decode_flops(model.num_layers, model.width, 1) / rate
+    transform = num_tokens * decode_flops(model.profile_info()) / rate
 
     def moved(bits: float, exact: int = 0, computed: float = 0.0) -> Cell:
         size = values * (bits * (num_tokens - exact) + _FLOAT * exact) / 8

@@ -81,17 +81,30 @@ def _seconds(arm: Arm, rows: Rows, rotary: Rotary | None, workers: Workers) -> t
         return whole
 
     pool = PoolRows(rows.layout, tuple(map(buffer, rows.keys)), tuple(map(buffer, rows.values)))
-    codec = make_codec(arm.name, pool, rotary, arm.profile)
+    codec = make_codec(arm.name, pool, rotary, arm.profile, arm.embedding)
     codec.warm_up()
     starts = range(0, count, BLOCK_TOKENS)
     parts = [slice(start, start + BLOCK_TOKENS) for start in starts]
-    encode_block(codec, _FINGERPRINT, source[parts[0]], 0)  # caches of the entropy models
+    encode_block(codec, _FINGERPRINT, source[parts[0]], 0, tokens=rows.tokens[parts[0]])  # caches
     started = perf_counter()
-    blocks = [encode_block(codec, _FINGERPRINT, source[part], start) for start, part in zip(starts, parts, strict=True)]
+    blocks = [
+        encode_block(codec, _FINGERPRINT, source[part], start, tokens=rows.tokens[part])
+        for start, part in zip(starts, parts, strict=True)
+    ]
     encoded = perf_counter()
     failed = workers(
         [
-            partial(decode_block, codec, _FINGERPRINT, block, 0, len(target[part]), target[part], start)
+            partial(
+                decode_block,
+                codec,
+                _FINGERPRINT,
+                block,
+                0,
+                len(target[part]),
+                target[part],
+                start,
+                tokens=rows.tokens[part],
+            )
             for start, part, block in zip(starts, parts, blocks, strict=True)
         ]
     )

@@ -12,7 +12,7 @@ import torch
 from sglang_plt.blocks import Block
 from sglang_plt.cache.near import NearBlocks
 from sglang_plt.cache.stats import CacheStats
-from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Profile, encode_block
+from sglang_plt.codec import BLOCK_TOKENS, PoolRows, Profile, as_tokens, encode_block
 from sglang_plt.codec.predictive import Predictive
 from sglang_plt.keys import Key
 from sglang_plt.node import Node
@@ -44,7 +44,7 @@ def measure_unrelated(model: ReferenceModel, profiles: Mapping[str, Profile], re
     pool = PoolRows(exact.layout, exact.keys, exact.values)
     rows = []
     for name, profile in profiles.items():
-        codec = Predictive(pool, model.rotary(_LENGTH), profile, profile.info.scale)
+        codec = Predictive(pool, model.rotary(_LENGTH), profile, profile.info.scale, model.embedding)
         ratios, bits = [], (0, 0)
         for _ in range(repeats):
             alone, found = _store(codec, ids, None, number), _store(codec, ids, near, number)
@@ -72,7 +72,7 @@ def _store(codec: Predictive, ids: list[int], near: NearBlocks | None, number: i
         if near is not None:
             assert not near.find(None, tokens), "the texts are not unrelated"
             _add(near, number, tokens, start)
-        block = encode_block(codec, _FINGERPRINT, slots, start)
+        block = encode_block(codec, _FINGERPRINT, slots, start, tokens=as_tokens(tokens))
         total += perf_counter() - started
         num_bytes += len(block)
         if near is not None:

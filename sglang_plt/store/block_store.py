@@ -43,12 +43,13 @@ class BlockStore:
         slots: Any,
         teaches: bool = False,
         references: Sequence[BlockReference] = (),
+        tokens: Any = None,
     ) -> View:
         """Charge one block to the budget and return the view of all its rows.
 
         Args:
             slots: where its rows are until the writer has read them.
-            teaches: see :class:`Block`.
+            teaches, tokens: see :class:`Block`.
             references: likewise; :meth:`hold` has been called for them.
 
         Raises:
@@ -58,7 +59,7 @@ class BlockStore:
             raise MemoryError(f"a block of {num_bytes} bytes does not fit into {self.free_bytes} free bytes")
         self._next_id += 1
         block = Block(self._next_id, num_rows, num_bytes, position, refs=1, slots=slots, teaches=teaches)
-        block.references = tuple(references)
+        block.references, block.tokens = tuple(references), tokens
         self.num_dependants += bool(references)
         self.used_bytes += num_bytes
         self.num_blocks += 1

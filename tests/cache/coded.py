@@ -14,6 +14,7 @@ from sglang_plt.codec import (
     PROFILED,
     Reference,
     Stretch,
+    as_tokens,
     block_limit,
     decode_block,
     encode_block,
@@ -21,7 +22,7 @@ from sglang_plt.codec import (
     make_codec,
 )
 from tests.cache.harness import Harness, Request
-from tests.codec.correlated import ROTARY, SOURCE, profile_of
+from tests.codec.correlated import HIDDEN, ROTARY, SOURCE, profile_of, some_embedding
 from tests.codec.near import near, picked
 
 PROMPT = array("q", range(1, 301))  # two blocks of rows and the last token, which is always computed
@@ -37,10 +38,11 @@ class Blocks:
 
     def __init__(self, name: str):
         self.pool = SOURCE.empty(slots=SLOTS + 1)
-        profile = profile_of(SOURCE, name) if name in PROFILED else None
-        self.codec = make_codec(name, self.pool, ROTARY, profile)
+        profile = profile_of(SOURCE, name, hidden=HIDDEN) if name in PROFILED else None
+        self.codec = make_codec(name, self.pool, ROTARY, profile, some_embedding())
         self.fixed_size = self.codec.fixed_size
         self.takes_references = self.codec.takes_references
+        self.takes_tokens = self.codec.takes_tokens
 
     def num_bytes(self, num_rows: int, position: int) -> int:
         return block_limit(self.codec, num_rows, exact_rows(position, num_rows))
@@ -48,14 +50,25 @@ class Blocks:
     def advance(self, agree_min: Any) -> bool:
         return False
 
-    def encode(self, slots: torch.Tensor, position: int, teaches: bool = False, references: Any = ()) -> np.ndarray:
+    def encode(
+        self, slots: torch.Tensor, position: int, teaches: bool = False, references: Any = (), tokens: Any = None
+    ) -> np.ndarray:
         near = [Reference(block, tuple(Stretch(*part) for part in parts)) for block, parts in references]
-        return encode_block(self.codec, 1, slots, position, near)
+        assert (tokens is not None) == self.takes_tokens
+        return encode_block(self.codec, 1, slots, position, near, None if tokens is None else as_tokens(tokens))
 
     def decode(
-        self, data: np.ndarray, start: int, stop: int, slots: torch.Tensor, position: int, references: Any = ()
+        self,
+        data: np.ndarray,
+        start: int,
+        stop: int,
+        slots: torch.Tensor,
+        position: int,
+        references: Any = (),
+        tokens: Any = None,
     ) -> None:
-        decode_block(self.codec, 1, data, start, stop, slots, position, references)
+        ids = None if tokens is None else as_tokens(tokens)
+        decode_block(self.codec, 1, data, start, stop, slots, position, references, ids)
 
 
 class CodedHarness(Harness):

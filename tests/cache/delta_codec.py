@@ -33,6 +33,7 @@ class DeltaCodec(CopyCodec):
     """
 
     takes_references = True
+    takes_tokens = False
     near_share = 8  # a row with a reference takes so much less
 
     def __init__(self, pool: Any):

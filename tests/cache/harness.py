@@ -59,6 +59,7 @@ class CopyCodec:
     lossless = True
     fixed_size = True
     takes_references = False
+    takes_tokens = False
 
     def __init__(self, pool: MHATokenToKVPool):
         self.buffers = [pool.get_key_buffer(0), pool.get_value_buffer(0)]

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
 
 from sglang_plt.cache.layer_restores import LayerRestores
-from sglang_plt.codec import LayerWriter, begin_block
+from sglang_plt.codec import LayerWriter, as_tokens, begin_block
 from tests.cache.coded import PROMPT, CodedHarness
 from tests.cache.fake_device import FORWARD, SCHEDULE, FakeDevice
 from tests.cache.harness import Harness, Request
@@ -44,8 +44,11 @@ class LayerHarness(CodedHarness):
         self.device.run(least=FORWARD)  # a codec reads behind the forward pass, and the host waits for what it reads
         return self.encode(*args, **kwargs)
 
-    def begin(self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = ()) -> LayerWriter:
-        inner = begin_block(self.blocks.codec, 1, data, start, stop, slots, position, references)
+    def begin(
+        self, data: Any, start: int, stop: int, slots: Any, position: int, references: Any = (), tokens: Any = None
+    ) -> LayerWriter:
+        ids = None if tokens is None else as_tokens(tokens)
+        inner = begin_block(self.blocks.codec, 1, data, start, stop, slots, position, references, ids)
 
         def write(first: int, stop: int) -> None:
             for layer in range(first, stop):

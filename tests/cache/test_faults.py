@@ -28,6 +28,7 @@ class RealCodec:
     lossless = True
     fixed_size = True
     takes_references = False
+    takes_tokens = False
 
     def __init__(self, harness: Harness):
         keys, values = harness.pool.get_key_buffer(0), harness.pool.get_value_buffer(0)

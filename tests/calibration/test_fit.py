@@ -53,6 +53,43 @@ def test_covariances_are_those_of_numpy(group):
                     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", [1, 3])
+def test_token_features_stand_in_front_of_the_layer_below(group):
+    rows, features = SOURCE.rows(300, 1), torch.randn(300, 5, generator=torch.Generator().manual_seed(2))
+    moments = Moments(6, WIDTH, group, hidden=5, token_layers=2)
+    for part in range(3):
+        moments.add([row[part::3] for row in rows], features[part::3])
+    plain = moments_of(rows, group)
+    assert Moments.num_bytes(6, WIDTH, group, 5, 2) == sum(8 * sums.numel() for sums in moments.sums)
+    x = torch.cat([features, *rows], 1).double().numpy()
+    mean, covariance = x.mean(0), np.cov(x.T, bias=True)
+    for unit in moments.units:
+        for found, expected in zip(moments.covariances(unit), plain.covariances(unit), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        hidden = 5 if unit.start < 2 else 0
+        where = [*range(hidden), *range(5 + max(unit.start - 1, 0) * WIDTH, 5 + unit.start * WIDTH)]
+        inside = slice(5 + unit.start * WIDTH, 5 + unit.stop * WIDTH)
+        below_mean, _, xx, xy, _ = moments.covariances(unit, tokens=True)
+        np.testing.assert_allclose(below_mean.numpy(), mean[where], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(xx.numpy(), covariance[where][:, where], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(xy.numpy(), covariance[where, inside], rtol=1e-5, atol=1e-5)
+
+
+def test_what_tokens_say_needs_no_components():
+    features = torch.randn(3000, 8, generator=torch.Generator().manual_seed(3))
+    rows = SOURCE.rows(3000, 1)
+    rows[0] += 20 * features @ torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(4))
+    moments = Moments(6, WIDTH, 1, hidden=8, token_layers=2)
+    moments.add(rows, features)
+    units = unit_layers(6, 1)
+    without, given = (list(fit_units(moments, units, identity, 0.5, token_layers=layers)) for layers in (0, 2))
+    assert [len(fit.weights) for fit in given] == [8, 8 + WIDTH, *4 * [WIDTH]]
+    assert given[0].sigma.square().mean() < 0.05 * without[0].sigma.square().mean()
+    alone = moments_of(SOURCE.rows(3000, 1))
+    (first, *_) = fit_units(alone, units, identity, 0.5)
+    torch.testing.assert_close(given[0].sigma, first.sigma, rtol=0.1, atol=0.05)
+
+
 def test_large_means_do_not_drown_small_variances():
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(2000, WIDTH, generator=generator) * 0.05 + 300 for _ in range(2)]

@@ -30,7 +30,7 @@ def feed(learning: SelfCalibration, count: int = 64) -> None:
             return
 
 
-@pytest.mark.parametrize(("codec", "scale"), [("dense", 1.0), ("fast", 0.75)])
+@pytest.mark.parametrize(("codec", "scale"), [("dense", 1.24), ("fast", 0.75)])
 def test_learns_from_enough_rows(codec: str, scale: float):
     learning: SelfCalibration[Profile] = SelfCalibration(replace(INFO, codec=codec), lambda profile: profile)
     assert learning.wants_rows
@@ -49,6 +49,25 @@ def test_learns_from_enough_rows(codec: str, scale: float):
     deviations = torch.cat(rows(4000, 99), 1).view(-1, 2, 2, 4).square().mean((0, 3)).sqrt()
     shares = (spread / deviations).square()
     torch.testing.assert_close(shares, torch.full_like(shares, learn.NOISE_SHARE), rtol=0.2, atol=0)
+
+
+def test_learns_what_tokens_say():
+    info = replace(INFO, hidden=6, token_layers=2)
+    learning: SelfCalibration[Profile] = SelfCalibration(info, lambda profile: profile)
+    assert learning.rows_wanted == learn.ROWS_PER_CHANNEL * (8 * 3 + 6)
+    mix = torch.randn(6, 8, generator=torch.Generator().manual_seed(5))
+    for seed in range(64):
+        while not learning.wants_rows and not learning.done:
+            pass
+        features = torch.randn(32, 6, generator=torch.Generator().manual_seed(1000 + seed))
+        below, above = rows(32, seed)
+        learning.offer([below + 30 * features @ mix, above], features)
+        if learning.done:
+            break
+    learning.join()
+    weights = learning.result.units[0].weights.dense()
+    assert weights.shape == (6, 16)
+    torch.testing.assert_close(weights[:, :8], 30 * mix, rtol=0.05, atol=1.0)
 
 
 def test_what_cannot_be_built_ends_without_a_result(caplog: pytest.LogCaptureFixture):

@@ -16,6 +16,7 @@ from sglang_plt.codec import (
     ProfileInfo,
     Rotary,
     RowLayout,
+    TokenEmbedding,
     decode_block,
     encode_block,
     make_codec,
@@ -84,11 +85,21 @@ class Source:
 
 @cache
 def profile_of(
-    source: Source, codec: str, rotated: bool = False, group: int = 1, predicts: bool = True, seed: int = 100
+    source: Source,
+    codec: str,
+    rotated: bool = False,
+    group: int = 1,
+    predicts: bool = True,
+    seed: int = 100,
+    hidden: int = 0,
+    says: float = 0.0,
 ) -> Profile:
-    """A profile of ``source`` whose step is :data:`STEP` in every direction."""
-    moments = Moments(source.layers, source.width, group)
-    moments.add(source.rows(4000, seed))
+    """A profile of ``source`` whose error is that of a step of :data:`STEP` in every direction."""
+    moments = Moments(source.layers, source.width, group, hidden, 1)
+    rows, tokens = source.rows(4000, seed), some_tokens(4000, seed)
+    if says:
+        rows[0] += says * of_tokens(source, tokens)
+    moments.add(rows, some_embedding(hidden)(tokens) if hidden else None)
     info = ProfileInfo(
         codec=codec,
         model="correlated",
@@ -100,12 +111,34 @@ def profile_of(
         group=group,
         keys_rotated=rotated,
         step=STEP,
-        scale=1.0,
+        scale=1.13 if codec == "dense" else 1.0,  # whose error is that of rounding, of components well above a step
         tokens=moments.count,
         sensitivity="kind",
         predicts=predicts,
+        hidden=hidden,
+        token_layers=1,
     )
     return make_profile(info, moments, lambda unit: torch.eye(len(unit) * source.width, dtype=torch.float64))
+
+
+HIDDEN = 24
+VOCABULARY = 40
+
+
+def some_tokens(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count)
+
+
+@cache
+def some_embedding(hidden: int = HIDDEN) -> TokenEmbedding:
+    weight = torch.randn(VOCABULARY, hidden, generator=torch.Generator().manual_seed(5))
+    return TokenEmbedding(weight, torch.device("cpu"))
+
+
+def of_tokens(source: Source, tokens: np.ndarray, hidden: int = HIDDEN) -> torch.Tensor:
+    """Something about rows of the first layer, ``[n, width]``, with deviations of 1, that tokens say."""
+    mix = torch.randn(hidden, source.width, generator=torch.Generator().manual_seed(6))
+    return some_embedding(hidden)(tokens) @ mix / hidden**0.5
 
 
 SOURCE = Source()

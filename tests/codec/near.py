@@ -142,7 +142,7 @@ class Read:
             (size,) = struct.unpack_from("<I", data, at)
             members = [row for row, its in zip(rows, group_of, strict=True) if its == group]
             if members:
-                codes = entropy.decode(data[at + 4 : at + 4 + size], sum(padded), len(members))
+                codes = entropy.decode_numbers(data[at + 4 : at + 4 + size], sum(padded), len(members))
                 for number, row in enumerate(members):
                     for unit, width in enumerate(widths):
                         self.codes[row][unit][:] = codes[sum(padded[:unit]) :, number][:width]
@@ -174,6 +174,8 @@ def twin(
             components = this.scale * this.codes[row][number]
             moved = components @ basis
             if this.source[row] is not None:
+                components = PACKINGS[name].difference_step * components
+                moved = components @ basis
                 checksum, at = this.source[row]
                 components = components + others[checksum].scale * others[checksum].codes[at][number]
             whole = unit.bias.double().numpy() + components @ basis

@@ -78,8 +78,8 @@ def test_prediction_saves_bits_and_a_smaller_step_costs_them(name):
     assert sizes[True] < 0.8 * sizes[False]
     if name == "dense":
         tight, want, got = round_trip("dense-tight", SOURCE, rows, ROTARY, profile=profile)
-        assert 0.75 < bits(tight, SOURCE, 256) - sizes[False] < 1.05  # -log2(0.54) = 0.89
-        assert (got - want).pow(2).mean().sqrt() <= RMS[name] * 0.54
+        assert 0.9 < bits(tight, SOURCE, 256) - sizes[False] < 1.2  # -log2(0.47) = 1.09
+        assert (got - want).pow(2).mean().sqrt() <= RMS[name] * 0.47
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,7 +47,7 @@ def test_a_row_outside_the_format_is_escaped_and_its_neighbours_are_not(name, ba
 def test_rows_far_from_the_profile_are_escaped(name):
     rows = SOURCE.rows(100, 1)
     for row in rows:
-        row[11] = row[11] * 5000  # below 65504, but more than 32767 steps
+        row[11] = row[11] * 5000  # below 65504, but more than 16383 steps
     block, want, got = round_trip(name, SOURCE, rows, ROTARY)
     assert want[:, 11].abs().max() < 65504
     torch.testing.assert_close(got[:, 11], want[:, 11], rtol=1e-5, atol=0.05)
@@ -136,7 +136,7 @@ def test_blocks_of_another_profile_are_refused(name):
     other = make_codec(name, SOURCE.empty(), ROTARY, profile_of(SOURCE, name, seed=101))
     with pytest.raises(BlockDamaged, match=r"^profile: expected"):
         check_block(other, MODEL, block)
-    with pytest.raises(BlockDamaged, match=r"^codec: expected"):
+    with pytest.raises(BlockDamaged, match=r"^codec_version: expected"):
         check_block(make_codec("int8", SOURCE.empty(), ROTARY), MODEL, block)
 
 

@@ -81,7 +81,7 @@ def test_a_file_gives_the_profile_back(tmp_path, group, predicts):
 
 def test_identity_is_pinned_and_sees_every_number():
     made = make_profile()
-    assert f"{made.id:016x}" == "90fe3fb12b26fee0"
+    assert f"{made.id:016x}" == "fc4d5e9c287e47bb"
     assert make_profile().id == made.id
     ids = {made.id, make_profile(replace(INFO, scale=1.0)).id, make_profile(replace(INFO, model="other")).id}
     for unit in (0, 1):
@@ -160,7 +160,7 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path):
     assert target.exists()  # the bomb works
 
 
-@pytest.mark.parametrize("text", [None, "", "no json", "[]", "3", "null", '{"format": 1}'])
+@pytest.mark.parametrize("text", [None, "", "no json", "[]", "3", "null", '{"format": 2}'])
 def test_files_of_others_are_refused(file, text):
     save_file(load_file(file), file, metadata=None if text is None else {"sglang_plt": text})
     refused(file, "not a profile" if text is None else "its header")
@@ -168,10 +168,10 @@ def test_files_of_others_are_refused(file, text):
     refused(file, "missing or unknown fields")
 
 
-@pytest.mark.parametrize("found", [0, 2, "1", None])
+@pytest.mark.parametrize("found", [0, 3, "1", None])
 def test_other_formats_are_named(file, found):
     rewrite(file, {**asdict(INFO), "format": found})
-    refused(file, f"it is of format {found!r}, this version reads 1")
+    refused(file, f"it is of format {found!r}, this version reads 2")
 
 
 @pytest.mark.parametrize(

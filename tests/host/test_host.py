@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from torch import nn
 
+from sglang_plt.host.embedding import find_embedding
 from sglang_plt.host.pool import UnsupportedPool, pool_rows
 from sglang_plt.host.ranks import from_rank_0, make_agree_min
 from sglang_plt.host.rotary import find_rotary
@@ -45,6 +47,27 @@ SCALINGS = {
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
 }
+
+
+class Embedding(nn.Module):
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.bfloat16):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(*shape, dtype=dtype), requires_grad=False)
+
+
+def test_finds_the_whole_table_of_an_embedding():
+    cpu = torch.device("cpu")
+    for name in ("embed_tokens", "wte", "word_embeddings"):
+        model = nn.ModuleDict({"model": nn.ModuleDict({name: Embedding(64, 8)}), "lm_head": Embedding(64, 8)})
+        found = find_embedding(model, 50, 1, cpu)
+        assert found.hidden == 8
+        assert found(np.array([3, 49])).shape == (2, 8)
+        assert find_embedding(model, 65, 1, cpu) is None  # a part of it
+        assert find_embedding(model, 50, 2, cpu) is None
+    quantised = nn.ModuleDict({"embed_tokens": Embedding(64, 8, dtype=torch.float8_e4m3fn)})
+    assert find_embedding(quantised, 50, 1, cpu) is None
+    assert find_embedding(nn.ModuleDict({"a": quantised, "b": quantised}), 50, 1, cpu) is None
+    assert find_embedding(nn.ModuleDict({"other": Embedding(64, 8)}), 50, 1, cpu) is None
 
 
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)

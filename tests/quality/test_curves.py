@@ -1,6 +1,7 @@
 """Bits at a divergence, intervals over windows, arms of rows, and sizes beside larger models."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,15 +77,21 @@ def test_a_continuation_is_compared_as_the_kl_command_does():
     assert log_ppl == pytest.approx(surprise[1] - surprise[0])
 
 
+def shape(layers: int, width: int, group: int, **fields: int) -> ProfileInfo:
+    half = width // 2
+    info = ProfileInfo("dense", "m", "float32", layers, 1, width - half, half, group, True, 0.1, 1.0, 100, "fisher")
+    return replace(info, **fields)
+
+
 @pytest.mark.parametrize("group", [1, 2, 3])
-def test_profile_bytes_are_those_of_a_profile(group):
-    layers, width = 4, 6
-    moments = Moments(layers, width, group)
+@pytest.mark.parametrize("tokens", [{}, {"hidden": 5, "token_layers": 3}])
+def test_profile_bytes_are_those_of_a_profile(group, tokens):
+    info = shape(4, 6, group, **tokens)
+    moments = Moments(4, 6, group, *tokens.values())
     generator = torch.Generator().manual_seed(0)
-    moments.add([torch.randn(100, width, generator=generator) for _ in range(layers)])
-    info = ProfileInfo("dense", "m", "float32", layers, 1, 3, 3, group, True, 0.1, 1.0, 100, "fisher")
-    profile = make_profile(info, moments, lambda unit: torch.eye(width * len(unit)))
-    assert profile_bytes(layers, width, group) == profile.num_bytes
+    moments.add([torch.randn(100, 6, generator=generator) for _ in range(4)], torch.randn(100, 5, generator=generator))
+    profile = make_profile(info, moments, lambda unit: torch.eye(6 * len(unit)))
+    assert profile_bytes(info) == profile.num_bytes
 
 
 def test_shares_of_larger_models():
@@ -94,10 +101,11 @@ def test_shares_of_larger_models():
         attention = 2 * model.hidden**2 + 2 * model.hidden * model.kv_heads * model.head_dim
         layer = attention + 3 * model.hidden * feed_forward + 2 * model.hidden
         assert model.parameters == 2 * model.vocab * model.hidden + model.num_layers * layer + model.hidden
-    assert decode_flops(2, 3, 1) == 2 * 9 + 2 * (9 + 9)
-    assert decode_flops(2, 3, 2) == 2 * 36
+    assert decode_flops(shape(2, 3, 1)) == 2 * 9 + 2 * (9 + 9)
+    assert decode_flops(shape(2, 3, 2)) == 2 * 36
+    assert decode_flops(shape(2, 3, 1, hidden=7, token_layers=1)) == 2 * 9 + 2 * (9 + 9) + 2 * 7 * 3
     found = {(row.metric, row.arm): row.value for row in geometry_rows()}
-    assert found["profile_share_of_weights", "llama-3.1-8b"] == pytest.approx(0.01653, abs=1e-5)
-    assert found["decode_flops_share", "llama-3.1-8b"] == pytest.approx(0.0379, abs=1e-4)
+    assert found["profile_share_of_weights", "llama-3.1-8b"] == pytest.approx(0.01706, abs=1e-5)
+    assert found["decode_flops_share", "llama-3.1-8b"] == pytest.approx(0.0391, abs=1e-4)
     assert found["profile_share_of_weights", "llama-3.1-70b"] < 0.005
-    assert found["decode_flops_share", "llama-3.1-70b"] < 0.01
+    assert found["decode_flops_share", "llama-3.1-70b"] == pytest.approx(0.0100, abs=1e-4)

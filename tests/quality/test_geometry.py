@@ -1,9 +1,11 @@
 """What decoding computes: counted on real blocks, and beside models that are not run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from sglang_plt.codec import Rotary
+from sglang_plt.codec import ProfileInfo, Rotary
 from sglang_plt.quality.components import Used, used_components
 from sglang_plt.quality.geometry import MODELS, PROMPT_TOKENS, decode_flops, geometry_rows, geometry_table
 from sglang_plt.quality.model import Rows
@@ -59,8 +61,9 @@ def test_blocks_that_fall_back_are_not_counted():
 
 
 def test_what_is_skipped_is_not_counted():
-    assert decode_flops(2, 3, 1, 0.5) == 2 * 9 + 2 * (9 + 9) / 2
-    assert decode_flops(2, 3, 2, 0.0) == 0  # one unit, and nothing below it
+    info = ProfileInfo("dense", "m", "float32", 2, 1, 2, 1, 1, True, 0.1, 1.0, 100, "fisher")
+    assert decode_flops(info, 0.5) == 2 * 9 + 2 * (9 + 9) / 2
+    assert decode_flops(replace(info, group=2), 0.0) == 0  # one unit, and nothing below it
     model = MODELS["llama-3.1-8b"]
     assert model.heads * model.head_dim == model.hidden
     attention = model.prompt_flops(3) - model.prefill_flops

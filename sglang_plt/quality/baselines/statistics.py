@@ -40,8 +40,9 @@ class Statistics:
         """Mean and covariance of rows of the layer below, where there is one, and of ``layer``; float64."""
         moments, width = self.moments, self.moments.width
         unit, sums = next((u, s) for u, s in zip(moments.units, moments.sums, strict=True) if layer in u)
-        first = max(unit.start - 1, 0)  # the layer whose channels come first in the sums
-        inside = slice((max(layer - 1, 0) - first) * width, (layer + 1 - first) * width)
+        first, hidden = max(unit.start - 1, 0), moments.hidden_of(unit)
+        # the layer whose channels come first in the sums, behind those of the tokens
+        inside = slice(hidden + (max(layer - 1, 0) - first) * width, hidden + (layer + 1 - first) * width)
         mean = sums[-1, inside] / moments.count
         return mean, sums[inside, inside] / moments.count - torch.outer(mean, mean)
 

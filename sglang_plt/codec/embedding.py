@@ -1,0 +1,53 @@
+"""Token ids as numbers that rows of the first layers can be predicted from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xxhash
+
+
+class TokenEmbedding:
+    """A model's embedding, every row brought to a root mean square of 1 as the first layer's norm does.
+
+    Keys and values of the first layer are an affine function of that, those of the layers behind it nearly.
+
+    Args:
+        weight: ``[vocabulary, hidden]``, floating, the model's own; not copied, so it must not change. When it does
+            nonetheless, :attr:`changed` is True.
+        device: of the features.
+    """
+
+    def __init__(self, weight: torch.Tensor, device: torch.device) -> None:
+        self.hidden = weight.shape[1]
+        self._weight, self._device = weight.detach(), device
+        self._version = _version(weight)
+
+    @property
+    def changed(self) -> bool:
+        """True when the weights were overwritten since."""
+        return _version(self._weight) != self._version
+
+    def __call__(self, tokens: np.ndarray) -> torch.Tensor:
+        """float32 ``[n, hidden]``; ids outside the vocabulary, as stand for images, give zeros."""
+        ids = torch.from_numpy(tokens.astype(np.int64))
+        inside = (ids >= 0) & (ids < len(self._weight))
+        rows = self._weight[torch.where(inside, ids, 0).to(self._weight.device)].to(self._device).float()
+        size = rows.pow(2).mean(1, keepdim=True).sqrt()
+        return torch.where(inside.to(self._device)[:, None] & (size > 0), rows / size.clamp_min(1e-30), 0.0)
+
+
+def token_hash(tokens: np.ndarray) -> int:
+    """XXH3-64 of token ids as little-endian int64, which a block carries: other tokens would give other rows."""
+    return xxhash.xxh3_64(tokens.astype("<i8").tobytes()).intdigest()
+
+
+def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 ``[n]``; memory is shared where it can be."""
+    return np.asarray(tokens, np.int64)
+
+
+def _version(weight: torch.Tensor) -> int:
+    return -1 if weight.is_inference() else weight._version
