@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CODECS = ("raw", "int8", "int4")
-PROFILED = ("fast", "dense", "dense-tight")
+PROFILED = ("fast", "dense", "dense-tight", "hadamard")
 NEAR_MISS = ("off", "report", "on")
 POLICIES = ("value", "lru", "lfu", "slru", "fifo", "filo", "mru", "priority")
 
@@ -50,7 +50,7 @@ class PLTConfig:
 
     Attributes:
         codec: how demoted rows are stored: ``raw`` (bit-exact), ``int8``, ``int4``, or with a profile ``fast``,
-            ``dense``, ``dense-tight``.
+            ``dense``, ``dense-tight``, ``hadamard``.
         profile: file or directory of profiles; None is where ``sglang-plt calibrate`` puts them.
         predictive_delta: whether such a codec predicts a layer from the one below; off for comparison.
         delta: whether blocks that resemble others are stored as differences from them, with such a codec.

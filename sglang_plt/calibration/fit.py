@@ -50,6 +50,7 @@ def fit_units(
     predicts: bool = True,
     on_unit: Callable[[int], None] = lambda unit: None,
     token_layers: int = 0,
+    transforms: bool = True,
 ) -> Iterator[UnitFit]:
     """Yield the fit of every unit, from the first to the last.
 
@@ -59,6 +60,7 @@ def fit_units(
         step: quantiser step in weighted coordinates; see :func:`step_for`.
         predicts: False leaves the prediction out: a unit is coded as its distance from the mean.
         token_layers: units that begin below this layer are predicted from token features too.
+        transforms: False takes no eigenvectors: components are channels in units of the step.
     """
     noise = torch.zeros(0, 0, dtype=torch.float64)
     for number, unit in enumerate(units):
@@ -73,8 +75,13 @@ def fit_units(
             cross = weights.T @ xy
             residual = yy - cross - cross.T + weights.T @ noisy @ weights
         root, inverse_root = _roots(sensitivity(unit).double())
-        variance, vectors = torch.linalg.eigh(root @ residual @ root)
-        variance, vectors = variance.flip(0).clamp_min(0) / step**2, vectors.flip(1)
+        weighted = root @ residual @ root
+        if transforms:
+            variance, vectors = torch.linalg.eigh(weighted)
+            variance, vectors = variance.flip(0), vectors.flip(1)
+        else:
+            variance, vectors = weighted.diagonal(), torch.eye(len(weighted), dtype=torch.float64)
+        variance = variance.clamp_min(0) / step**2
         basis = step * vectors.T @ inverse_root
         last = basis[:, -moments.width :]  # the layer that the next unit is predicted from
         noise = last.T @ (variance.clamp_max(_STEP_NOISE)[:, None] * last)

@@ -10,7 +10,7 @@ from sglang_plt.calibration.fit import fit_units
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo, QuantisedMatrix, UnitTransform
 
-SCALES = {"dense": 1.24, "fast": 0.75}
+SCALES = {"dense": 1.24, "fast": 0.75, "hadamard": 1.0}
 """Quantiser steps of equal divergence, in steps of rounding: a trellis is finer for its step, fixed widths coarser."""
 
 
@@ -25,8 +25,21 @@ def make_profile(
     Args:
         sensitivity: Fisher information of the rows of a unit's layers.
     """
-    fits = fit_units(moments, info.units, sensitivity, info.step, info.predicts, on_unit, info.token_layers)
+    plain = info.codec == "hadamard"
+    weigh = (lambda unit: by_kind(info, sensitivity(unit))) if plain else sensitivity
+    fits = fit_units(
+        moments, info.units, weigh, info.step, info.predicts, on_unit, info.token_layers, transforms=not plain
+    )
     units = [
         UnitTransform(QuantisedMatrix.of(fit.weights), fit.bias.float(), QuantisedMatrix.of(fit.basis)) for fit in fits
     ]
     return Profile.make(info, units)
+
+
+def by_kind(info: ProfileInfo, sensitivity: torch.Tensor) -> torch.Tensor:
+    """The same with nothing but the mean of the diagonal for every layer and kind."""
+    found = []
+    for part in sensitivity.diagonal().split(info.width):
+        for channels in part.split((info.kv_heads * info.head_dim, info.kv_heads * info.v_head_dim)):
+            found.append(channels.mean().expand(len(channels)) if len(channels) else channels)
+    return torch.diag(torch.cat(found))

@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", metavar="FILE", type=Path, help="UTF-8 text to fit on (default: prose, code and chat)"
     )
     parser.add_argument(
-        "--codec", nargs="+", choices=("fast", "dense"), default=["fast", "dense"], help="what to fit (default: both)"
+        "--codec",
+        nargs="+",
+        choices=("fast", "dense", "hadamard"),
+        default=["fast", "dense"],
+        help="what to fit (default: fast and dense)",
     )
     parser.add_argument("--output", metavar="DIR", type=Path, help="for the profiles (default: where servers look)")
     parser.add_argument(

@@ -33,7 +33,7 @@ CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
     "int4": partial(IntGroups, bits=4),
 }
 """Need nothing but the pool."""
-PROFILED = ("fast", "dense", "dense-tight")
+PROFILED = ("fast", "dense", "dense-tight", "hadamard")
 """Need a calibrated profile; ``dense-tight`` takes 0.47 of the step of ``dense``."""
 _TIGHT = 0.47
 

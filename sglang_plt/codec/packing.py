@@ -35,9 +35,13 @@ class Packing(ABC):
     quiet_zone: float
     difference_step: float
 
+    def fits(self, components: torch.Tensor) -> torch.Tensor:
+        """Which rows of ``[rows, n]`` it can code, bool ``[rows]``; False for NaN."""
+        return components.abs().amax(1) <= LARGEST
+
     @abstractmethod
     def quantise(self, components: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """``(stored, what the decoder will have)`` of one unit's components, float32 ``[rows, n]``, at most LARGEST."""
+        """``(stored, what the decoder will have)`` of a unit's components, float32 ``[rows, n]``, of rows that fit."""
 
     @abstractmethod
     def pack(self, stored: Sequence[Any]) -> bytes:
@@ -189,7 +193,3 @@ def _positions(gaps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
     real = gaps != _NO_OUTLIER
     steps = gaps.astype(np.int64) + real
     return np.cumsum(steps)[real] - 1, values[real]
-
-
-PACKINGS: dict[str, Packing] = {"fast": Fixed(), "dense": Entropy()}
-"""Of the codecs that need a profile."""

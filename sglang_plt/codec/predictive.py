@@ -20,7 +20,7 @@ from sglang_plt.codec.delta import Differences
 from sglang_plt.codec.embedding import TokenEmbedding, token_hash
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.layers import Write
-from sglang_plt.codec.packing import LARGEST, PACKINGS
+from sglang_plt.codec.packings import PACKINGS
 from sglang_plt.codec.products import limit_blas
 from sglang_plt.codec.profile import Profile
 from sglang_plt.codec.reference import BlockDamaged, OpenReference, Sources
@@ -38,7 +38,7 @@ class Predictive(Codec):
     """Codec of a :class:`Profile`; what its profile does not fit is stored as ``int8``, a block at a time.
 
     Args:
-        profile: names the codec, ``fast`` or ``dense``, and with it the packing.
+        profile: names the codec, one of :data:`PACKINGS`, and with it the packing.
         scale: steps of the profile in a step of the quantiser; half of it means a quarter of the divergence.
         embedding: the model's, where the first layers are to be predicted from tokens as the profile can.
 
@@ -162,7 +162,7 @@ class Predictive(Codec):
             predicted = unit.predict(below, features)
             row = torch.cat(rows[unit.layers.start : unit.layers.stop], 1)
             components = unit.analyse(row, predicted) / self.scale
-            escaped |= ~(components.abs().amax(1) <= LARGEST)
+            escaped |= ~self.packing.fits(components)
             components[escaped] = 0
             if near is None:
                 codes, kept = self.packing.quantise(components)

@@ -143,7 +143,7 @@ def of_tokens(source: Source, tokens: np.ndarray, hidden: int = HIDDEN) -> torch
 
 SOURCE = Source()
 ROTARY = make_rotary(16)
-NAMES = ("fast", "dense")
+NAMES = ("fast", "dense", "hadamard")
 
 
 def round_trip(name, source, rows, rotary, position=300, profile=None, start=0, stop=None, moved=0):

@@ -11,7 +11,7 @@ import xxhash
 
 from sglang_plt.codec import Profile, Reference, Stretch, decode_block, encode_block, entropy, exact_rows, make_codec
 from sglang_plt.codec.block import HEADER_BYTES, BlockHeader
-from sglang_plt.codec.packing import PACKINGS
+from sglang_plt.codec.packings import PACKINGS
 from tests.codec.correlated import MODEL, ROTARY, SOURCE, Source, profile_of, read
 from tests.codec.pools import some_slots
 

@@ -6,8 +6,9 @@ import torch
 
 from sglang_plt.codec.profile import QuantisedMatrix
 from sglang_plt.quality.baselines.base import Baseline, matrix_bytes
-from sglang_plt.quality.baselines.rotated import DISTORTION, quantise
+from sglang_plt.quality.baselines.rotated import quantise
 from sglang_plt.quality.baselines.statistics import Part, Statistics
+from triton_ops.rotated.levels import DISTORTION
 
 _RIDGE = 1e-5
 
@@ -43,7 +44,7 @@ class Aqua(Baseline):
                 self.profile_bytes += matrix_bytes(stored)
                 weights = stored.dense().double()
             residual = yy.diagonal() - (weights * (2 * xy - xx @ weights)).sum(0)
-            noise[part] = DISTORTION[bits - 1] * _head_means(residual, layout.kv_heads)
+            noise[part] = DISTORTION[bits] * _head_means(residual, layout.kv_heads)
             bias = mean[size:] - mean[:size] @ weights
             self.profile_bytes += 4 * len(bias)
             self._predictors[part] = weights.float(), bias.float()

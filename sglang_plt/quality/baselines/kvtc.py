@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_plt.codec import BLOCK_TOKENS, EXACT_TOKENS
-from sglang_plt.codec.packing import PACKINGS
+from sglang_plt.codec.entropy import BAND, encode_numbers
 from sglang_plt.codec.profile import QuantisedMatrix, unit_layers
 from sglang_plt.quality.baselines.base import Baseline, matrix_bytes
 from sglang_plt.quality.baselines.statistics import GROUP, Statistics
@@ -40,8 +40,8 @@ def principal_components(statistics: Statistics) -> list[Components]:
 class Kvtc(Baseline):
     """KV cache transform coding, arXiv 2511.01815: least squared error, keys and values of 6 layers apart.
 
-    Bits of a component follow from its variance by reverse water-filling, as the paper's search for them does, and our
-    entropy coder takes the place of DEFLATE, which codes the same integers in more bytes.
+    Bits of a component follow from its variance by reverse water-filling, as the paper's search for them does, it is
+    rounded, and our entropy coder takes the place of DEFLATE, which codes the same integers in more bytes.
 
     Args:
         nominal_bits: a number, of a Gaussian source with the components' variances; sets the step.
@@ -52,7 +52,6 @@ class Kvtc(Baseline):
     def __init__(self, statistics: Statistics, components: Sequence[Components], nominal_bits: float) -> None:
         super().__init__(statistics.layout, nominal_bits)
         step = _step_of(torch.cat([unit.variances for unit in components]), nominal_bits)
-        self._packing = PACKINGS["dense"]
         self._units = []
         for unit in components:
             stored = QuantisedMatrix.of(step * unit.vectors)
@@ -69,11 +68,11 @@ class Kvtc(Baseline):
             stored = []
             for unit, kind, mean, basis, analysis in self._units:
                 x = torch.cat([self._kinds(layers[layer][start:stop])[kind] for layer in unit], 1)
-                codes, kept = self._packing.quantise((x - mean) @ analysis)
-                stored.append(codes)
+                kept = ((x - mean) @ analysis).round()
+                stored.append(torch.nn.functional.pad(kept, (0, -kept.shape[1] % BAND)).T.to(torch.int16))
                 for layer, part in zip(unit, torch.addmm(mean, kept, basis).chunk(len(unit), 1), strict=True):
                     self._kinds(rows[layer][start:stop])[kind].copy_(part)
-            num_bits += 8 * len(self._packing.pack(stored))
+            num_bits += 8 * len(encode_numbers(torch.cat(stored).numpy()))
             start = stop
         return rows, num_bits
 

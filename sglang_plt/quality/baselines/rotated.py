@@ -11,9 +11,6 @@ from sglang_plt.quality.baselines.base import Baseline
 from sglang_plt.quality.baselines.statistics import Statistics
 from triton_ops import rotated
 
-DISTORTION = (0.36338, 0.11748, 0.034548, 0.0095010, 0.0025047, 0.00064424, 0.00016348, 0.000041185)
-"""Squared error of 1 to 8 bits over the square of what is coded."""
-
 
 def quantise(x: torch.Tensor, heads: int, bits: int) -> tuple[torch.Tensor, int]:
     """``x`` ``[n, heads * dim]`` through ``rotated``, and the bits of its norms and codes."""
