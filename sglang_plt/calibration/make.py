@@ -10,8 +10,8 @@ from sglang_plt.calibration.fit import fit_units
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo, QuantisedMatrix, UnitTransform
 
-SCALES = {"dense": 1.24, "fast": 0.75, "hadamard": 1.0}
-"""Quantiser steps of equal divergence, in steps of rounding: a trellis is finer for its step, fixed widths coarser."""
+SCALES = {"dense": 1.24, "fast": 0.75, "hadamard": 0.6}
+"""Quantiser steps of equal divergence, in steps of rounding: a trellis is finer for its step, the others coarser."""
 
 
 def make_profile(
