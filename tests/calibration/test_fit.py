@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from sglang_plt.calibration.fit import fit_units, step_for
+from sglang_plt.calibration.make import make_profile
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.calibration.sensitivity import Fisher
+from sglang_plt.codec import ProfileInfo
 from sglang_plt.codec.profile import unit_layers
 from tests.codec.correlated import Source
 
@@ -230,3 +232,15 @@ def test_latent_rows_have_no_values():
 def test_no_tokens_have_no_information():
     with pytest.raises(ValueError, match="no tokens"):
         Fisher(1, 2, 2).of_layers([0])
+
+
+def test_a_profile_for_rotated_codes_has_a_scale_a_layer_and_kind():
+    rows = SOURCE.rows(500, 1)
+    moments = moments_of(rows)
+    info = ProfileInfo("hadamard", "m", "float32", 6, 1, 6, 4, 1, True, 0.5, 0.6, 500, "fisher")
+    weights = torch.arange(1.0, WIDTH + 1, dtype=torch.float64)
+    profile = make_profile(info, moments, lambda unit: torch.diag(weights * (unit.start + 1)))
+    for layer, unit in enumerate(profile.units):
+        want = [0.5 / (mean * (layer + 1)) ** 0.5 for mean in (6 * [3.5] + 4 * [8.5])]
+        torch.testing.assert_close(unit.basis.dense(), torch.diag(torch.tensor(want)), rtol=1e-5, atol=1e-6)
+    assert profile.units[3].weights.dense().shape == (WIDTH, WIDTH)
