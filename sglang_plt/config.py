@@ -66,6 +66,7 @@ class PLTConfig:
         near_miss_recompute: tokens computed behind every difference.
         near_miss_max_difference: largest share of differing tokens in front of and within what is reused.
         layerwise_restore: whether a restore goes on while the forward pass runs, layer by layer; on a GPU only.
+        triton: whether ``int8`` and ``int4`` are encoded and decoded by their Triton kernels; on a GPU only.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
 
@@ -85,6 +86,7 @@ class PLTConfig:
     near_miss_recompute: int = 16
     near_miss_max_difference: float = 0.02
     layerwise_restore: bool = False
+    triton: bool = False
     decision_log: str | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +127,12 @@ class PLTConfig:
         share = self.near_miss_max_difference
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 0.5:
             raise ConfigError(f"--plt-near-miss-max-difference={share!r} must be a share above 0, at most 0.5")
+        if not isinstance(self.triton, bool):
+            raise ConfigError(f"--plt-triton={self.triton!r} must be on or off")
+        if self.triton and self.codec not in ("int8", "int4"):
+            raise ConfigError(
+                f"--plt-triton=on has no use with --plt-codec={self.codec}; drop it, or choose int8 or int4"
+            )
         if not isinstance(self.layerwise_restore, bool):
             raise ConfigError(f"--plt-layerwise-restore={self.layerwise_restore!r} must be on or off")
         if self.layerwise_restore and self.may_near_miss:

@@ -141,6 +141,7 @@ def test_defaults_give_way_to_options(tmp_path: Path):
         ("replay_tokens", -1, "must be at least 0"),
         ("replay_tokens", "many", "must be a whole number"),
         ("layerwise_restore", "maybe", "must be on or off"),
+        ("triton", 1, "must be on or off"),
         ("near_miss", "maybe", "choose one of off, report, on"),
         ("near_miss_override", "perhaps", "must be on or off"),
         ("near_miss_recompute", -1, "must be at least 0"),
@@ -256,3 +257,12 @@ def test_config_must_be_a_path(path: Any):
 def test_budget(pool_bytes: int, fraction: float, cold_bytes: int | None):
     budget = PLTConfig(cold_bytes=cold_bytes, cold_fraction=fraction).budget_bytes(pool_bytes)
     assert budget == (cold_bytes if cold_bytes is not None else int(fraction * pool_bytes))
+
+
+@pytest.mark.parametrize("codec", ["raw", "dense", "fast"])
+def test_triton_kernels_are_of_two_codecs(codec: str):
+    with pytest.raises(
+        ConfigError, match=rf"--plt-triton=on has no use with --plt-codec={codec}; drop it, or choose int8"
+    ):
+        PLTConfig(triton=True, codec=codec)
+    assert PLTConfig(triton=True, codec="int4").triton

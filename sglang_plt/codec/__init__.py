@@ -33,6 +33,7 @@ CODECS: dict[str, Callable[[PoolRows, Rotary | None], Codec]] = {
     "int4": partial(IntGroups, bits=4),
 }
 """Need nothing but the pool."""
+INTEGERS = {"int8": 8, "int4": 4}
 PROFILED = ("fast", "dense", "dense-tight", "hadamard")
 """Need a calibrated profile; ``dense-tight`` takes 0.47 of the step of ``dense``."""
 _TIGHT = 0.47
@@ -44,12 +45,14 @@ def make_codec(
     rotary: Rotary | None,
     profile: Profile | None = None,
     embedding: TokenEmbedding | None = None,
+    triton: bool = False,
 ) -> Codec:
     """The codec ``name`` over ``pool``.
 
     Args:
         profile: for one of :data:`PROFILED`.
         embedding: of the model, for a profile that predicts from tokens.
+        triton: ``int8`` and ``int4`` by their Triton kernels.
 
     Raises:
         ValueError: no such codec (the message lists the names), or it cannot serve this pool.
@@ -61,6 +64,10 @@ def make_codec(
         return Predictive(pool, rotary, profile, tight * profile.info.scale, embedding)
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}; choose one of {', '.join((*CODECS, *PROFILED))}")
+    if triton and name in INTEGERS:
+        from sglang_plt.codec.int_triton import TritonIntGroups  # what it needs takes seconds to import
+
+        return TritonIntGroups(pool, rotary, INTEGERS[name])
     return CODECS[name](pool, rotary)
 
 

@@ -52,6 +52,7 @@ class PoolCodec:
         profile: file or directory to look for a profile in; None is the default directory.
         predicts: whether a layer is to be predicted from the one below.
         agree_min: smallest of an integer over all ranks.
+        triton: encode and decode ``int8`` and ``int4`` by Triton kernels, where the pool is on a GPU.
 
     Raises:
         UnsupportedPool: the pool is not one that a codec can read.
@@ -67,12 +68,14 @@ class PoolCodec:
         profile: str | None = None,
         predicts: bool = True,
         agree_min: Callable[[int], int] = lambda value: value,
+        triton: bool = False,
     ):
         self._rows = pool_rows(pool)
         layout = self._rows.layout
         model = context.tp_worker.model_runner.model
         self._rotary = None if name == "raw" else find_rotary(model, layout.head_dim, layout.dtype)
         self._name = name
+        self._triton = triton and _has_triton(self._rows.device)
         self._embedding: TokenEmbedding | None = None
         if name in PROFILED:
             vocabulary = context.model_config.vocab_size
@@ -101,7 +104,7 @@ class PoolCodec:
     ) -> Codec:
         """What stores the first blocks."""
         if self._name not in PROFILED:
-            return make_codec(self._name, self._rows, self._rotary)
+            return make_codec(self._name, self._rows, self._rotary, triton=self._triton)
         layout, name = self._rows.layout, self._name.removesuffix("-tight")
         hidden = 0 if self._embedding is None else self._embedding.hidden
         info = profile_info(name, layout, self._rotary is None, predicts, hidden, context)
@@ -144,7 +147,7 @@ class PoolCodec:
         """Name, how keys are stored, and where the profile stands."""
         codec = self._current
         keys = "rotated keys" if codec.stores_rotated_keys else "keys without RoPE"
-        text = f"{codec.name}/{codec.version} ({keys}"
+        text = f"{codec.name}/{codec.version} ({keys}" + ", by Triton kernels" * self._triton
         if codec.profile_id:
             text += f", profile {codec.profile_id:016x}"
         if self._learning is not None:
@@ -270,3 +273,13 @@ class PoolCodec:
         """
         if self._device.type == "cuda" and self._forward_stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._forward_stream)
+
+
+def _has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device; a CPU has them in the interpreter only, which is for tests."""
+    import triton
+
+    if device.type == "cuda" or triton.knobs.runtime.interpret:
+        return True
+    logger.warning("PLT cache: --plt-triton=on has no use on %s: its own kernels are taken", device.type)
+    return False

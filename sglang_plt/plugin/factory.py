@@ -50,7 +50,9 @@ def build_cache(context: TreeCacheBuildContext) -> BasePrefixCache:
     budget = 0
     if config.has_cold_tier:
         try:
-            codec = PoolCodec(config.codec, pool, context, config.profile, config.predictive_delta, agree_min)
+            codec = PoolCodec(
+                config.codec, pool, context, config.profile, config.predictive_delta, agree_min, config.triton
+            )
         except ValueError as error:  # a profile, a pool or a layout that does not go with the codec
             raise ConfigError(f"--plt-codec={config.codec}: {error}") from error
         budget = config.budget_bytes(codec.pool_bytes)

@@ -34,6 +34,7 @@ EVERY_OPTION = {
     "replay_tokens": ("9", 9),
     "delta_threshold": ("6.5", 6.5),
     "layerwise_restore": ("on", True),
+    "triton": ("on", True),
     "near_miss": ("report", "report"),
     "near_miss_override": ("on", True),
     "near_miss_recompute": ("32", 32),
@@ -94,8 +95,9 @@ def test_every_field_has_a_flag_and_every_flag_a_field():
 @pytest.mark.parametrize("name", EVERY_OPTION)
 def test_a_flag_sets_its_field(parse: Parse, name: str):
     text, value = EVERY_OPTION[name]
-    record = parse("--radix-cache", "plt", "--plt-codec", "dense", flag(name), text)
-    assert config_of(record) == dataclasses.replace(PLTConfig(codec="dense"), **{name: value})
+    codec = "int4" if name == "triton" else "dense"  # what an option goes with
+    record = parse("--radix-cache", "plt", "--plt-codec", codec, flag(name), text)
+    assert config_of(record) == dataclasses.replace(PLTConfig(codec=codec), **{name: value})
 
 
 def test_defaults(parse: Parse):
