@@ -20,7 +20,8 @@ from sglang_plt.codec.embedding import TokenEmbedding, as_tokens
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.layers import LayerWriter
 from sglang_plt.codec.predictive import Predictive
-from sglang_plt.codec.profile import Profile, ProfileError, ProfileInfo, load_profile
+from sglang_plt.codec.profile import Profile, ProfileError, ProfileInfo
+from sglang_plt.codec.profile_file import load_profile
 from sglang_plt.codec.raw import Raw
 from sglang_plt.codec.reference import MAX_REFERENCES, Reference, Stretch
 from sglang_plt.codec.rope import Rotary

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import xxhash
 
+from sglang_plt.codec.reference import BlockDamaged
+
 
 class TokenEmbedding:
     """A model's embedding, every row brought to a root mean square of 1 as the first layer's norm does.
@@ -42,6 +44,26 @@ class TokenEmbedding:
 def token_hash(tokens: np.ndarray) -> int:
     """XXH3-64 of token ids as little-endian int64, which a block carries: other tokens would give other rows."""
     return xxhash.xxh3_64(tokens.astype("<i8").tobytes()).intdigest()
+
+
+def checked_tokens(
+    expected: int | None, embedding: TokenEmbedding | None, tokens: np.ndarray | None
+) -> np.ndarray | None:
+    """The tokens of a payload's coded rows, where they are predicted from them.
+
+    Args:
+        expected: hash of them in the payload; None where they are not.
+
+    Raises:
+        BlockDamaged: they are others, or not known, or the embedding has changed.
+    """
+    if expected is None:
+        return None
+    if embedding is None or embedding.changed:
+        raise BlockDamaged("payload: rows are predicted from a token embedding that is not there any more")
+    if tokens is None or token_hash(tokens) != expected:
+        raise BlockDamaged(f"payload: its tokens have the hash {expected:#018x}, those given have not")
+    return tokens
 
 
 def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -6,24 +6,22 @@ The prediction reads what the decoder will have (closed loop), so errors do not 
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from sglang_plt.codec.base import Codec, as_bytes
-from sglang_plt.codec.coded import HEAD, CodedRows, Mode, mode_of, parse, write
+from sglang_plt.codec.coded import HEAD, CodedRows, Mode, write
 from sglang_plt.codec.delta import Differences
-from sglang_plt.codec.embedding import TokenEmbedding, token_hash
+from sglang_plt.codec.embedding import TokenEmbedding, checked_tokens, token_hash
 from sglang_plt.codec.int_groups import IntGroups
 from sglang_plt.codec.layers import Write
 from sglang_plt.codec.packings import PACKINGS
+from sglang_plt.codec.payloads import Payloads
 from sglang_plt.codec.products import limit_blas
 from sglang_plt.codec.profile import Profile
-from sglang_plt.codec.reference import BlockDamaged, OpenReference, Sources
+from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows, layer_rows
 from sglang_plt.codec.scatter import Scatter
@@ -31,7 +29,6 @@ from sglang_plt.codec.transform import units_of
 from sglang_plt.codec.unit_writer import UnitWriter, write_exact
 
 _LARGEST_ROW = 65504.0  # larger values, and those not finite, are kept in float32
-_OPEN_REFERENCES = 4  # whose codes are at hand: blocks that are written or read together often share them
 
 
 class Predictive(Codec):
@@ -79,9 +76,8 @@ class Predictive(Codec):
         self._scatter = Scatter(pool, rotary)
         limit_blas()
         self._units = units_of(profile, pool.device)
-        self._widths = [len(unit.bias) for unit in self._units]
-        self._open: OrderedDict[int, CodedRows] = OrderedDict()  # by checksum
-        self._lock = threading.Lock()
+        widths = [len(unit.bias) for unit in self._units]
+        self._payloads = Payloads(layout, widths, self.packing, self._fallback)
 
     @property
     def stores_rotated_keys(self) -> bool:
@@ -141,7 +137,7 @@ class Predictive(Codec):
         if self._embedding is None or self._embedding.changed:
             tokens = None
         tokens = None if tokens is None else tokens[num_exact:]
-        near = self._differences(references, num_exact, len(slots)) if references else None
+        near = self._payloads.differences(references, num_exact, len(slots), self.scale) if references else None
         if near is not None:
             coded = self._quantise(rows, near, tokens)
             dear = near.dear_rows()
@@ -191,39 +187,6 @@ class Predictive(Codec):
         assert self._embedding is not None
         return self._embedding(tokens)
 
-    def _differences(self, references: Sequence[OpenReference], num_exact: int, num_rows: int) -> Differences | None:
-        """What the coded rows of a block resemble; None where nothing serves."""
-        opened = []
-        for reference in references:
-            with contextlib.suppress(BlockDamaged):
-                opened.append((reference, self._reference(reference)))
-        sources = Sources.fit(
-            [reference for reference, _ in opened], [coded.escaped for _, coded in opened], num_exact, num_rows
-        )
-        if sources is None:
-            return None
-        return Differences(sources, [coded for _, coded in opened], self.packing, self._widths, self.scale)
-
-    def _reference(self, reference: OpenReference) -> CodedRows:
-        """The codes of a reference block.
-
-        Raises:
-            BlockDamaged: it has none of its own: it is a difference itself, or ``int8``.
-        """
-        with self._lock:
-            found = self._open.get(reference.checksum)
-            if found is not None:
-                self._open.move_to_end(reference.checksum)
-                return found
-        if self._mode(reference.payload, reference.num_rows, reference.num_exact) != Mode.CODED:
-            raise BlockDamaged(f"payload: the block of checksum {reference.checksum:#018x} cannot be a reference")
-        found = self._parse(reference.payload, reference.num_rows, reference.num_exact)
-        with self._lock:
-            self._open[reference.checksum] = found
-            while len(self._open) > _OPEN_REFERENCES:
-                self._open.popitem(last=False)
-        return found
-
     # -- decoding -------------------------------------------------------------------------------------------------
 
     def _begin(
@@ -239,7 +202,7 @@ class Predictive(Codec):
     ) -> Write:
         if self.rotary is not None:
             self.rotary.check_positions(position + start, len(slots))
-        if self._mode(payload, num_rows, num_exact) == Mode.FALLBACK:
+        if self._payloads.mode(payload, num_rows, num_exact) == Mode.FALLBACK:
             inside, end = payload[HEAD.size :], start + len(slots)
             writer = self._fallback.begin(inside, num_rows, num_exact, start, end, slots, position)
             return lambda first, stop: writer.write_to(stop)
@@ -247,15 +210,16 @@ class Predictive(Codec):
         low, high = max(start - num_exact, 0), start + len(slots) - num_exact  # coded rows
         units: UnitWriter | None = None
         if high > low:
-            coded = self._parse(payload, num_rows, num_exact)
-            features = self._features(self._checked(coded, None if tokens is None else tokens[num_exact:]))
+            coded = self._payloads.parse(payload, num_rows, num_exact)
+            tokens = checked_tokens(coded.tokens, self._embedding, None if tokens is None else tokens[num_exact:])
+            features = self._features(tokens)
             units = UnitWriter(
                 self._units,
                 self.packing,
                 self._scatter,
                 self.pool.device,
                 coded,
-                self._named(coded, references),
+                self._payloads.named(coded, references),
                 low,
                 high,
                 slots[max(num_exact - start, 0) :],
@@ -269,46 +233,3 @@ class Predictive(Codec):
                 units.write_to(stop)
 
         return write_layers
-
-    def _checked(self, coded: CodedRows, tokens: np.ndarray | None) -> np.ndarray | None:
-        """The tokens of all coded rows, where these are predicted from them.
-
-        Raises:
-            BlockDamaged: they are others, or not known.
-        """
-        if coded.tokens is None:
-            return None
-        if self._embedding is None or self._embedding.changed:
-            raise BlockDamaged("payload: rows are predicted from a token embedding that is not there any more")
-        if tokens is None or token_hash(tokens) != coded.tokens:
-            raise BlockDamaged(f"payload: its tokens have the hash {coded.tokens:#018x}, those given have not")
-        return tokens
-
-    def _named(self, coded: CodedRows, references: Sequence[OpenReference]) -> list[CodedRows]:
-        """The reference blocks that a payload names.
-
-        Raises:
-            BlockDamaged: one is not there, or cannot be a reference.
-        """
-        if coded.sources is None:
-            return []
-        given = {reference.checksum: reference for reference in references}
-        found = []
-        for checksum in coded.sources.checksums.tolist():
-            if checksum not in given:
-                raise BlockDamaged(f"payload: it needs the reference block of checksum {checksum:#018x}")
-            found.append(self._reference(given[checksum]))
-        coded.sources.check([reference.num_rows for reference in found])
-        return found
-
-    def _mode(self, payload: np.ndarray, num_rows: int, num_exact: int) -> Mode:
-        fallback_bytes = self._fallback.payload_limit(num_rows, num_exact)
-        return mode_of(payload, num_exact * self.layout.row_bytes, fallback_bytes)
-
-    def _parse(self, payload: np.ndarray, num_rows: int, num_exact: int) -> CodedRows:
-        at, layout = HEAD.size + num_exact * self.layout.row_bytes, self.layout
-        return parse(payload, at, num_rows - num_exact, self._widths, self._width, layout.num_layers, self.packing)
-
-    @property
-    def _width(self) -> int:
-        return self.profile.info.width
