@@ -66,7 +66,7 @@ class PLTConfig:
         near_miss_recompute: tokens computed behind every difference.
         near_miss_max_difference: largest share of differing tokens in front of and within what is reused.
         layerwise_restore: whether a restore goes on while the forward pass runs, layer by layer; on a GPU only.
-        triton: whether ``int8`` and ``int4`` are encoded and decoded by their Triton kernels; on a GPU only.
+        triton: whether rows are encoded (``int8``, ``int4``) and decoded by Triton kernels; on a GPU only.
         decision_log: file that receives one JSON line a decision, ``.tp<rank>`` appended; for comparing ranks.
     """
 
@@ -129,10 +129,8 @@ class PLTConfig:
             raise ConfigError(f"--plt-near-miss-max-difference={share!r} must be a share above 0, at most 0.5")
         if not isinstance(self.triton, bool):
             raise ConfigError(f"--plt-triton={self.triton!r} must be on or off")
-        if self.triton and self.codec not in ("int8", "int4"):
-            raise ConfigError(
-                f"--plt-triton=on has no use with --plt-codec={self.codec}; drop it, or choose int8 or int4"
-            )
+        if self.triton and self.codec == "raw":
+            raise ConfigError("--plt-triton=on has no use with --plt-codec=raw; drop it, or choose another codec")
         if not isinstance(self.layerwise_restore, bool):
             raise ConfigError(f"--plt-layerwise-restore={self.layerwise_restore!r} must be on or off")
         if self.layerwise_restore and self.may_near_miss:

@@ -53,7 +53,7 @@ def make_codec(
     Args:
         profile: for one of :data:`PROFILED`.
         embedding: of the model, for a profile that predicts from tokens.
-        triton: ``int8`` and ``int4`` by their Triton kernels.
+        triton: take Triton kernels, where there are any: for all but ``raw``, for profiled codecs to decode.
 
     Raises:
         ValueError: no such codec (the message lists the names), or it cannot serve this pool.
@@ -62,7 +62,7 @@ def make_codec(
         if profile is None:
             raise ValueError(f"codec {name!r} needs a profile; make one with sglang-plt calibrate")
         tight = _TIGHT if name == "dense-tight" else 1.0
-        return Predictive(pool, rotary, profile, tight * profile.info.scale, embedding)
+        return Predictive(pool, rotary, profile, tight * profile.info.scale, embedding, triton)
     if name not in CODECS:
         raise ValueError(f"unknown codec {name!r}; choose one of {', '.join((*CODECS, *PROFILED))}")
     if triton and name in INTEGERS:

@@ -6,7 +6,8 @@ The prediction reads what the decoder will have (closed loop), so errors do not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ class Predictive(Codec):
         profile: names the codec, one of :data:`PACKINGS`, and with it the packing.
         scale: steps of the profile in a step of the quantiser; half of it means a quarter of the divergence.
         embedding: the model's, where the first layers are to be predicted from tokens as the profile can.
+        triton: decode by Triton kernels.
 
     Raises:
         ValueError: the profile was made for other rows or another embedding, or cannot be used.
@@ -53,6 +55,7 @@ class Predictive(Codec):
         profile: Profile,
         scale: float,
         embedding: TokenEmbedding | None = None,
+        triton: bool = False,
     ) -> None:
         super().__init__(pool, rotary)
         if profile.info.codec not in PACKINGS:
@@ -77,6 +80,11 @@ class Predictive(Codec):
         limit_blas()
         self._units = units_of(profile, pool.device)
         widths = [len(unit.bias) for unit in self._units]
+        self._writer: Callable[..., UnitWriter] = UnitWriter
+        if triton:
+            from sglang_plt.codec.unit_triton import TritonUnitWriter, UnitKernels  # takes seconds to import
+
+            self._writer = partial(TritonUnitWriter, UnitKernels(pool, rotary, self._units))
         self._payloads = Payloads(layout, widths, self.packing, self._fallback)
 
     @property
@@ -213,7 +221,7 @@ class Predictive(Codec):
             coded = self._payloads.parse(payload, num_rows, num_exact)
             tokens = checked_tokens(coded.tokens, self._embedding, None if tokens is None else tokens[num_exact:])
             features = self._features(tokens)
-            units = UnitWriter(
+            units = self._writer(
                 self._units,
                 self.packing,
                 self._scatter,

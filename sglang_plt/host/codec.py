@@ -52,7 +52,7 @@ class PoolCodec:
         profile: file or directory to look for a profile in; None is the default directory.
         predicts: whether a layer is to be predicted from the one below.
         agree_min: smallest of an integer over all ranks.
-        triton: encode and decode ``int8`` and ``int4`` by Triton kernels, where the pool is on a GPU.
+        triton: take Triton kernels, where the pool is on a GPU.
 
     Raises:
         UnsupportedPool: the pool is not one that a codec can read.
@@ -121,7 +121,7 @@ class PoolCodec:
         if agreed:
             assert found is not None
             return self._make(found)
-        fallback = make_codec(FALLBACK, self._rows, self._rotary)
+        fallback = make_codec(FALLBACK, self._rows, self._rotary, triton=self._triton)
         try:
             self._learning = SelfCalibration(info, self._prepare)
         except ValueError as error:
@@ -135,7 +135,7 @@ class PoolCodec:
         return fallback
 
     def _make(self, profile: Profile) -> Codec:
-        return make_codec(self._name, self._rows, self._rotary, profile, self._embedding)
+        return make_codec(self._name, self._rows, self._rotary, profile, self._embedding, self._triton)
 
     def _prepare(self, profile: Profile) -> Codec:
         """A learned codec, ready to be used; on the thread that learns."""

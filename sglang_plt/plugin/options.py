@@ -156,7 +156,7 @@ def _after_add_cli_args(result: Any, parser: argparse.ArgumentParser) -> None:
         "triton",
         _switch,
         "on|off",
-        "Encode and decode int8 and int4 by Triton kernels; never tried on a GPU (default off).",
+        "Encode (int8, int4) and decode rows by Triton kernels; never tried on a GPU (default off).",
     )
     add("decision-log", str, "FILE", "Write every decision as a JSON line to FILE.tp<rank>.")
 
