@@ -33,7 +33,7 @@ class TokenEmbedding:
 
     @property
     def changed(self) -> bool:
-        """True when the weights were overwritten since, by others for every token; a few hundred numbers are compared."""
+        """True when the weights were overwritten since; a few hundred numbers, spread over all, are compared."""
         return not torch.equal(self._sample, self._was)
 
     def __call__(self, tokens: np.ndarray) -> torch.Tensor:
