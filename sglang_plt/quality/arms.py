@@ -26,7 +26,7 @@ NAMES = (*CODECS, *PROFILED, *PLAIN, *FITTED)
 """What can be asked for."""
 DIVERGENCE = 0.003
 """Nats a token that curves are read at."""
-FACTORS = (1.4, 0.7)
+FACTORS = (1.7, 0.7)
 """Steps of the other points of a codec's curve, in steps of its profile; ``-tight`` codecs are points of it too."""
 _TIGHTER = 0.5  # for a codec without one
 

@@ -37,7 +37,7 @@ def test_learns_a_profile_while_serving(tmp_path: Path, codec: str, qk_norm: boo
                 host_hits[learned] += (answer["meta_info"]["cached_tokens_details"] or {"host": 0})["host"]
             if learned and host_hits[True] > 1000:
                 break
-        assert f"new blocks are stored as {codec}/1" in server.log_text()
+        assert f"new blocks are stored as {codec}/2" in server.log_text()
         assert min(host_hits.values()) > 1000, "blocks of both codecs are restored"
         check_healthy(server)
 
