@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sglang_plt.calibration.identity import model_identity
-from sglang_plt.calibration.make import make_profile
+from sglang_plt.calibration.make import SCALES, make_profile
 from sglang_plt.codec import Profile, ProfileInfo
 from sglang_plt.quality.collect import Collection, collect
 from sglang_plt.quality.model import ReferenceModel
@@ -26,5 +26,6 @@ def fit_profile(
     )
     collection = Collection(model.layout, info.group, "small")
     collect(model, windows, 8, collection, state)
-    info = replace(info, step=STEP, tokens=collection.moments.count)
+    scale = SCALES["dense"] if codec == "dense" else 1.0  # errors as large as those of rounding to that step
+    info = replace(info, step=STEP, scale=scale, tokens=collection.moments.count)
     return make_profile(info, collection.moments, collection.fisher.of_layers)

@@ -119,7 +119,7 @@ def test_a_projection_follows_from_its_rates():
     assert ways["3bit"].size == tokens * values * 3 / 8
     assert ways["dense"].size == ((tokens - 4) * 1.5 + 4 * 16) * values / 8
     assert ways["int4"].seconds == ways["int4"].size / 50e9
-    transform = tokens * decode_flops(80, 2048, 1) / 400e12
+    transform = tokens * decode_flops(model.profile_info()) / 400e12
     assert ways["dense"].seconds == pytest.approx(ways["dense"].size / 50e9 + transform)
     assert ways["token-ids"].size == tokens * 17 / 8
     assert ways["surprisal"].size == tokens * 4 / 8
