@@ -42,7 +42,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axis.sharey(axes[0])
     _domains(axes[-1], values, methods, contexts[0], styles)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, len(labels))), frameon=False, fontsize=8)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(5, max(1, len(labels))), frameon=False, fontsize=8
+    )
     figure.savefig(path)
 
 
