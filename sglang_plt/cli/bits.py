@@ -81,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
         profiles = load_profiles(path, model, [name for name in asked if name in PROFILED], args.profile)
         missing = [name for name in asked if name in PROFILED and name not in profiles]
         if missing and args.codec and "all" not in args.codec:
-            raise UserError(f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate")
+            fitted_for = missing[0].removesuffix("-tight")
+            raise UserError(
+                f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate --codec {fitted_for}"
+            )
         if missing:
             _say(f"without {' and '.join(missing)}: no profile of this model; make one with sglang-plt calibrate")
         codecs = [name for name in asked if name not in missing]

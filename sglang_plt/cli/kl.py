@@ -75,7 +75,10 @@ def run(args: argparse.Namespace) -> int:
         profiles = load_profiles(path, model, wanted, args.profile)
         missing = [name for name in wanted if name not in profiles]
         if missing and "all" not in args.codec:
-            raise UserError(f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate")
+            fitted_for = missing[0].removesuffix("-tight")
+            raise UserError(
+                f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate --codec {fitted_for}"
+            )
         codecs = (*CODECS, *profiles) if "all" in args.codec else tuple(dict.fromkeys(args.codec))
         keys = "without RoPE" if model.rotary(args.context) is not None else "rotated (its rotary is not understood)"
         _say(f"{path}: float32, keys stored {keys}")
