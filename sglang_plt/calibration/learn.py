@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sglang_plt.calibration.make import SCALES, make_profile
+from sglang_plt.calibration.make import SCALES, make_profile, mean_by_kind
 from sglang_plt.calibration.moments import Moments
 from sglang_plt.codec.profile import Profile, ProfileInfo
 
@@ -102,10 +102,5 @@ class SelfCalibration(Generic[T]):
 
     def _even(self, moments: Moments, unit: range) -> torch.Tensor:
         """Weights that make one step the same share of the variance of every layer and kind."""
-        variances = moments.covariances(unit)[4].diagonal()
-        info, weights = self.info, []
-        for part in variances.view(len(unit), info.width):
-            for channels in part.split((info.kv_heads * info.head_dim, info.kv_heads * info.v_head_dim)):
-                if len(channels):
-                    weights.append((1 / channels.mean().clamp_min(1e-12)).expand(len(channels)))
-        return torch.diag(torch.cat(weights))
+        variances = mean_by_kind(self.info, moments.covariances(unit)[4].diagonal())
+        return torch.diag(1 / variances.clamp_min(1e-12))

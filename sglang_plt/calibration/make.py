@@ -26,7 +26,7 @@ def make_profile(
         sensitivity: Fisher information of the rows of a unit's layers.
     """
     plain = info.codec == "hadamard"
-    weigh = (lambda unit: by_kind(info, sensitivity(unit))) if plain else sensitivity
+    weigh = (lambda unit: torch.diag(mean_by_kind(info, sensitivity(unit).diagonal()))) if plain else sensitivity
     fits = fit_units(
         moments, info.units, weigh, info.step, info.predicts, on_unit, info.token_layers, transforms=not plain
     )
@@ -36,10 +36,10 @@ def make_profile(
     return Profile.make(info, units)
 
 
-def by_kind(info: ProfileInfo, sensitivity: torch.Tensor) -> torch.Tensor:
-    """The same with nothing but the mean of the diagonal for every layer and kind."""
+def mean_by_kind(info: ProfileInfo, channels: torch.Tensor) -> torch.Tensor:
+    """Of a unit's ``channels`` ``[width]``, the mean over the keys, and over the values, of its layer for every one."""
     found = []
-    for part in sensitivity.diagonal().split(info.width):
-        for channels in part.split((info.kv_heads * info.head_dim, info.kv_heads * info.v_head_dim)):
-            found.append(channels.mean().expand(len(channels)) if len(channels) else channels)
-    return torch.diag(torch.cat(found))
+    for layer in channels.split(info.width):
+        for kind in layer.split((info.kv_heads * info.head_dim, info.kv_heads * info.v_head_dim)):
+            found.append(kind.mean().expand(len(kind)) if len(kind) else kind)
+    return torch.cat(found)

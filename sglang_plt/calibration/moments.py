@@ -29,24 +29,17 @@ class Moments:
         self.width, self.hidden, self._token_layers = width, hidden, token_layers
         self.count = 0
         self.units = unit_layers(num_layers, group)
-        sizes = [self._inputs(unit) + width * len(unit) + 1 for unit in self.units]
+        sizes = _sizes(num_layers, width, group, hidden, token_layers)
         self.sums = [torch.zeros(size, size, dtype=torch.float64) for size in sizes]
 
     def hidden_of(self, unit: range) -> int:
         """Channels of token features in front of those of the layer below ``unit``, one of :attr:`units`."""
         return self.hidden if unit.start < self._token_layers else 0
 
-    def _inputs(self, unit: range) -> int:
-        return self.hidden_of(unit) + self.width * bool(unit.start)
-
     @staticmethod
     def num_bytes(num_layers: int, width: int, group: int = 1, hidden: int = 0, token_layers: int = 0) -> int:
         """Memory that the moments of such a model take."""
-        total = 0
-        for unit in unit_layers(num_layers, group):
-            size = width * (bool(unit.start) + len(unit)) + 1 + (hidden if unit.start < token_layers else 0)
-            total += 8 * size**2
-        return total
+        return sum(8 * size**2 for size in _sizes(num_layers, width, group, hidden, token_layers))
 
     def add(self, rows: Sequence[torch.Tensor], features: torch.Tensor | None = None) -> None:
         """Add rows of the same tokens in every layer, float32 ``[n, width]`` each; rows with NaN or inf are skipped.
@@ -106,3 +99,11 @@ class Moments:
             sums[below][:, inside] / self.count - torch.outer(x, y),
             sums[inside][:, inside] / self.count - torch.outer(y, y),
         )
+
+
+def _sizes(num_layers: int, width: int, group: int, hidden: int, token_layers: int) -> list[int]:
+    """Numbers in ``x`` of every unit."""
+    return [
+        hidden * (unit.start < token_layers) + width * (bool(unit.start) + len(unit)) + 1
+        for unit in unit_layers(num_layers, group)
+    ]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sglang_plt.cli.arguments import add_model_path, check_model_path
-from sglang_plt.cli.errors import UserError
+from sglang_plt.cli.errors import UserError, no_profile
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
@@ -81,10 +81,7 @@ def run(args: argparse.Namespace) -> int:
         profiles = load_profiles(path, model, [name for name in asked if name in PROFILED], args.profile)
         missing = [name for name in asked if name in PROFILED and name not in profiles]
         if missing and args.codec and "all" not in args.codec:
-            fitted_for = missing[0].removesuffix("-tight")
-            raise UserError(
-                f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate --codec {fitted_for}"
-            )
+            raise no_profile(missing[0])
         if missing:
             _say(f"without {' and '.join(missing)}: no profile of this model; make one with sglang-plt calibrate")
         codecs = [name for name in asked if name not in missing]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sglang_plt.cli.arguments import add_model_path, check_model_path
-from sglang_plt.cli.errors import UserError
+from sglang_plt.cli.errors import UserError, no_profile
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
 NAME = "delta-pairs"
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         profiles = load_profiles(path, model, codecs, args.profile)
         for codec in codecs:
             if codec not in profiles:
-                raise UserError(f"--codec={codec} needs a profile: make one with sglang-plt calibrate")
+                raise no_profile(codec)
         pairs = near_pairs(model.tokenizer, NAMES if "all" in args.pairs else args.pairs)
         _say(f"{path}: float32; text: {SOURCES}")
 

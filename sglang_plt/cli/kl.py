@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sglang_plt.cli.arguments import add_model_path, check_model_path
-from sglang_plt.cli.errors import UserError
+from sglang_plt.cli.errors import UserError, no_profile
 from sglang_plt.config import CODECS, PROFILED
 from sglang_plt.demo_model import DEFAULT_DEMO_MODEL, DemoModelError, ensure_demo_model
 
@@ -75,10 +75,7 @@ def run(args: argparse.Namespace) -> int:
         profiles = load_profiles(path, model, wanted, args.profile)
         missing = [name for name in wanted if name not in profiles]
         if missing and "all" not in args.codec:
-            fitted_for = missing[0].removesuffix("-tight")
-            raise UserError(
-                f"--codec={missing[0]} needs a profile: make one with sglang-plt calibrate --codec {fitted_for}"
-            )
+            raise no_profile(missing[0])
         codecs = (*CODECS, *profiles) if "all" in args.codec else tuple(dict.fromkeys(args.codec))
         keys = "without RoPE" if model.rotary(args.context) is not None else "rotated (its rotary is not understood)"
         _say(f"{path}: float32, keys stored {keys}")

@@ -74,9 +74,7 @@ class Differences:
         codes[escaped[self.rows]] = 0
         self._direct.add(components.round())
         self._near.add(codes)
-        stored = codes.T.to(torch.int16).cpu().numpy()
-        short = -len(stored) % entropy.BAND
-        self.codes.append(np.pad(stored, ((0, short), (0, 0))) if short else stored)
+        self.codes.append(entropy.pad_to_bands(codes.T.to(torch.int16).cpu().numpy()))
         return reference + step * codes
 
     def _reference(self, number: int, device: torch.device) -> torch.Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "decode_units",
     "encode_numbers",
     "encode_units",
+    "pad_to_bands",
     "quantise_unit",
 ]
 
@@ -39,6 +40,12 @@ class HalfSteps:
 
     codes: np.ndarray
     classes: np.ndarray | None = None
+
+
+def pad_to_bands(components: np.ndarray) -> np.ndarray:
+    """``[components, rows]`` with rows of zeros behind, up to a multiple of 16."""
+    short = -len(components) % BAND
+    return np.pad(components, ((0, short), (0, 0))) if short else components
 
 
 def quantise_unit(components: np.ndarray) -> HalfSteps:

@@ -9,6 +9,7 @@ import torch
 
 from sglang_plt.codec.base import EncodeError, as_tensor
 from sglang_plt.codec.int_groups import IntGroups
+from sglang_plt.codec.kernel_pool import KernelPool
 from sglang_plt.codec.layers import Write
 from sglang_plt.codec.reference import OpenReference
 from sglang_plt.codec.rope import Rotary
@@ -16,8 +17,6 @@ from sglang_plt.codec.rows import PoolRows
 from triton_ops.int_groups.blocks import Block
 from triton_ops.int_groups.kernel import decode
 from triton_ops.int_groups.kernel_encode import encode
-from triton_ops.paged import PagedPool
-from triton_ops.rope import Rotation
 
 
 class TritonIntGroups(IntGroups):
@@ -32,22 +31,10 @@ class TritonIntGroups(IntGroups):
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None, bits: int) -> None:
         super().__init__(pool, rotary, bits, kernels=False)
-        layout = self.layout
-        if layout.head_dim % 2 or layout.v_head_dim % 2:
-            raise ValueError(
-                f"codec {self.name}: the Triton kernels need even head dims, got {layout.head_dim} and "
-                f"{layout.v_head_dim}; leave --plt-triton off"
-            )
-        self._rotation = None
-        if rotary is not None:
-            self._rotation = Rotation(rotary.cos_sin.float().to(pool.device).contiguous(), rotary.is_neox)
+        self._paged = KernelPool(pool, rotary)
 
     def _for_pool(self, pool: PoolRows) -> IntGroups:
         return TritonIntGroups(pool, self.rotary, self.bits)
-
-    def _paged(self, first: int = 0, stop: int | None = None) -> tuple[PagedPool, PagedPool | None]:
-        keys = PagedPool.nhd(self.pool.keys[first:stop])
-        return keys, PagedPool.nhd(self.pool.values[first:stop]) if self.layout.v_head_dim else None
 
     def _encode(
         self,
@@ -62,7 +49,7 @@ class TritonIntGroups(IntGroups):
             self.rotary.check_positions(position, len(slots))
         payload = torch.zeros(len(out), dtype=torch.uint8, device=self.pool.device)
         block, slots = Block(0, len(slots), num_exact, 0, len(slots), position), slots.to(self.pool.device).contiguous()
-        failed = encode(payload, [block], *self._paged(), slots, self.bits, self._rotation)
+        failed = encode(payload, [block], *self._paged.layers(), slots, self.bits, self._paged.rotation)
         as_tensor(out).copy_(payload)
         if int(failed.max()):
             raise EncodeError(f"codec {self.name}: the rows hold a value not finite or beyond 65504")
@@ -87,6 +74,6 @@ class TritonIntGroups(IntGroups):
 
         def write(first: int, stop: int) -> None:
             records = moved[first * record_bytes : stop * record_bytes]
-            decode(records, [block], *self._paged(first, stop), slots, self.bits, self._rotation)
+            decode(records, [block], *self._paged.layers(first, stop), slots, self.bits, self._paged.rotation)
 
         return write

@@ -80,11 +80,8 @@ class Entropy(Packing):
 
     def quantise(self, components: torch.Tensor) -> tuple[entropy.HalfSteps, torch.Tensor]:
         values = components.T.cpu().numpy()
-        width = len(values)
-        if width % entropy.BAND:
-            values = np.pad(values, ((0, -width % entropy.BAND), (0, 0)))
-        unit = entropy.quantise_unit(np.ascontiguousarray(values, np.float32))
-        kept = torch.from_numpy(unit.codes[:width]).to(components.device).T.float() * 0.5
+        unit = entropy.quantise_unit(np.ascontiguousarray(entropy.pad_to_bands(values), np.float32))
+        kept = torch.from_numpy(unit.codes[: len(values)]).to(components.device).T.float() * 0.5
         return unit, kept
 
     def pack(self, stored: Sequence[entropy.HalfSteps]) -> bytes:

@@ -37,14 +37,19 @@ def unit_layers(num_layers: int, group: int) -> list[range]:
     return [range(first, min(first + group, num_layers)) for first in range(0, num_layers, group)]
 
 
+def _affords_more(layout: RowLayout, codec: str) -> bool:
+    """Whether larger matrices are worth their time: for ``dense`` on narrow rows."""
+    return codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE
+
+
 def default_token_layers(layout: RowLayout, codec: str, group: int) -> int:
     """Layers that tokens are to predict: the first unit, of ``dense`` on narrow rows the first three."""
-    return group * (3 if codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE else 1)
+    return group * (3 if _affords_more(layout, codec) else 1)
 
 
 def default_group(layout: RowLayout, codec: str = "dense") -> int:
     """Layers of a unit: 3 for ``dense`` on narrow rows, where it saves a fifth of the bits, else 1 for speed."""
-    return 3 if codec == "dense" and layout.kv_heads * (layout.head_dim + layout.v_head_dim) <= _WIDE else 1
+    return 3 if _affords_more(layout, codec) else 1
 
 
 @dataclass(frozen=True)

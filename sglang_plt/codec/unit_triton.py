@@ -8,37 +8,22 @@ from typing import Any
 import torch
 
 from sglang_plt.codec.coded import unit_components
+from sglang_plt.codec.kernel_pool import KernelPool
 from sglang_plt.codec.rope import Rotary
 from sglang_plt.codec.rows import PoolRows
 from sglang_plt.codec.transform import Unit
 from sglang_plt.codec.unit_writer import UnitWriter
 from triton_ops.band_codes import Bands
 from triton_ops.band_codes.kernel import to_components, upload
-from triton_ops.paged import PagedPool
-from triton_ops.rope import Rotation
 from triton_ops.transform import reference
 from triton_ops.transform.kernel import restore_unit
 
 
 class UnitKernels:
-    """What the kernels of one codec share: its pool, the rotation, and the matrices of its units.
-
-    Raises:
-        ValueError: a head dim is odd.
-    """
+    """What the kernels of one codec share: its pool, and the matrices of its units; raises what ``KernelPool`` does."""
 
     def __init__(self, pool: PoolRows, rotary: Rotary | None, units: Sequence[Unit]) -> None:
-        layout = pool.layout
-        if layout.head_dim % 2 or layout.v_head_dim % 2:
-            raise ValueError(
-                f"codec: the Triton kernels need even head dims, got {layout.head_dim} and {layout.v_head_dim}; leave "
-                "--plt-triton off"
-            )
-        self.keys = PagedPool.nhd(pool.keys)
-        self.values = PagedPool.nhd(pool.values) if layout.v_head_dim else None
-        self.rotation: Rotation | None = None
-        if rotary is not None:
-            self.rotation = Rotation(rotary.cos_sin.float().to(pool.device).contiguous(), rotary.is_neox)
+        self.pool = KernelPool(pool, rotary)
         self._units = units
         self._made: dict[tuple[int, bool], reference.Unit] = {}
 
@@ -80,11 +65,10 @@ class TritonUnitWriter(UnitWriter):
             below,
             kernels.unit(number, self._features is not None),
             unit.layers.start,
-            kernels.keys,
-            kernels.values,
+            *kernels.pool.layers(),
             self._slots.contiguous(),
             self._position,
-            kernels.rotation,
+            kernels.pool.rotation,
             rows,
         )
         width = rows.shape[1] // len(unit.layers)
@@ -108,6 +92,6 @@ class TritonUnitWriter(UnitWriter):
         return found, 1.0
 
     def _write_escaped(self, layer: int, rows: torch.Tensor) -> None:
-        for row in torch.from_numpy(self._coded.escaped[self._inside] - self._first).tolist():
+        for row in (self._coded.escaped[self._inside] - self._first).tolist():
             part = slice(row, row + 1)
             self._scatter(layer, rows[part], self._slots[part], self._position + row, finite=False)

@@ -91,7 +91,7 @@ def used_components(
         slots = torch.arange(len(rows))
         for part in slots.split(BLOCK_TOKENS):
             start = int(part[0])
-            tokens = rows.tokens[start : start + len(part)] if len(rows.tokens) else None
+            tokens = rows.ids(slice(start, start + len(part)))
             block = encode_block(codec, 0, part, start, tokens=tokens)
             decode_block(codec, 0, block, 0, len(part), part, start, tokens=tokens)
     if counts is None or not counts.total:

@@ -78,7 +78,7 @@ def through_codec(
     num_bytes = 0
     for start in range(0, num_rows, BLOCK_TOKENS):
         part = slice(start, start + BLOCK_TOKENS)
-        tokens = rows.tokens[part] if len(rows.tokens) else None
+        tokens = rows.ids(part)
         block = encode_block(codec, _FINGERPRINT, source[part], position + start, tokens=tokens)
         decode_block(codec, _FINGERPRINT, block, 0, len(target[part]), target[part], position + start, tokens=tokens)
         num_bytes += len(block)

@@ -37,6 +37,10 @@ class Rows:
         key, value = self.keys[0], self.values[0]
         return RowLayout(len(self.keys), key.shape[1], key.shape[2], value.shape[2], key.dtype)
 
+    def ids(self, tokens: slice) -> np.ndarray | None:
+        """The ids of some of the tokens; None where they are not known."""
+        return self.tokens[tokens] if len(self.tokens) else None
+
     def part(self, tokens: slice) -> Rows:
         """The rows of some of the tokens."""
         keys, values = (tuple(buffer[tokens] for buffer in kind) for kind in (self.keys, self.values))

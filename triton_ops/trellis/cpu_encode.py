@@ -111,7 +111,7 @@ def encode(halves: np.ndarray, classes: np.ndarray, starts: np.ndarray, trellis:
     levels: np.ndarray = np.empty(halves.shape, np.int16)
     chosen: np.ndarray = np.empty(halves.shape, np.uint8)
     _levels(halves, classes, starts, trellis, t.weights, t.shifts, following, levels, chosen)
-    steps = (np.diff(classes.astype(np.int64), prepend=0) % NUM_CLASSES).astype(np.int64)
+    steps = np.diff(classes.astype(np.int64), prepend=0) % NUM_CLASSES
     lanes: np.ndarray = np.full(LANES, START, np.int64)
     words: np.ndarray = np.empty(2 * halves.size + len(classes) + 1, np.uint16)  # a symbol and raw bits push one each
     at = _encode(levels, chosen, classes, steps, t.bounds, t.limits, t.lows, lanes, words)

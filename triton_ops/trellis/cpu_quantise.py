@@ -22,15 +22,15 @@ _FAR = np.float32(1e30)
 
 @njit(nogil=True, cache=True, fastmath=False)
 def _nearest(a, quantiser, parity):
-    """``(level, squared distance)`` of the nearest level of a parity to a magnitude."""
+    """The nearest level of a parity to a magnitude."""
     shift = np.float32(0.5) * np.float32(quantiser)
     low = np.floor(a + shift)
     level = low if (int(low) & 1) == parity else low + np.float32(1)
     middle = level - shift if level > 0 else np.float32(0)
     distance = (a - middle) * (a - middle)
     if quantiser == 1 and level == 2 and a * a < distance:
-        return np.float32(0), a * a
-    return level, distance
+        return np.float32(0)
+    return level
 
 
 @njit(nogil=True, cache=True)
@@ -89,7 +89,7 @@ def _viterbi(components, classes, halves):
                 before = _BEFORE[state, way]
                 x = components[component, first + r]
                 quantiser = before & 1
-                level, _ = _nearest(abs(x), quantiser, _PARITY[state, way])
+                level = _nearest(abs(x), quantiser, _PARITY[state, way])
                 half = 2 * int(level) - quantiser * (level > 0)
                 halves[component, first + r] = half if x > 0 else -half
                 state = before

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sglang_plt.codec import BLOCK_TOKENS, EXACT_TOKENS
-from sglang_plt.codec.entropy import BAND, encode_numbers
+from sglang_plt.codec.entropy import encode_numbers, pad_to_bands
 from sglang_plt.codec.profile import QuantisedMatrix, unit_layers
 from sglang_plt.quality.baselines.base import Baseline, matrix_bytes
 from sglang_plt.quality.baselines.statistics import GROUP, Statistics
@@ -69,10 +70,10 @@ class Kvtc(Baseline):
             for unit, kind, mean, basis, analysis in self._units:
                 x = torch.cat([self._kinds(layers[layer][start:stop])[kind] for layer in unit], 1)
                 kept = ((x - mean) @ analysis).round()
-                stored.append(torch.nn.functional.pad(kept, (0, -kept.shape[1] % BAND)).T.to(torch.int16))
+                stored.append(pad_to_bands(kept.T.to(torch.int16).numpy()))
                 for layer, part in zip(unit, torch.addmm(mean, kept, basis).chunk(len(unit), 1), strict=True):
                     self._kinds(rows[layer][start:stop])[kind].copy_(part)
-            num_bits += 8 * len(encode_numbers(torch.cat(stored).numpy()))
+            num_bits += 8 * len(encode_numbers(np.concatenate(stored)))
             start = stop
         return rows, num_bits
 
